@@ -1,0 +1,119 @@
+// What the engine asks of a device: raw pages, packed pages, and attention over both.
+//
+// The engine owns sequences and decides which tokens lie where; a backend owns the layout of a page and everything that touches
+// its bytes.  Memory of pages comes from allocate_page, so a backend may place it on its device.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "codec/codec.h"
+#include "policy/statistics.h"
+#include "util/memory.h"
+#include "util/status.h"
+
+namespace kvq {
+
+// One layer, resolved from kvq_layer (no zero stands for a default any more).
+struct LayerShape {
+  uint32_t kv_heads, q_heads, dim_k, dim_v, rope_layout, rotary_dim, rotary_first, window;
+  uint32_t source;  // layer whose pages it reads; its own index if it stores them
+  HeadShape head(uint32_t tensor) const;
+};
+
+// Layout of a packed page of one layer: all KV heads, K and V, page_tokens tokens.  Backends derive from it.
+struct PageFormat {
+  explicit PageFormat(std::pmr::memory_resource *memory) : k(memory), v(memory) {}
+  virtual ~PageFormat() = default;
+  std::pmr::vector<HeadFormat> k, v;  // [kv_heads]
+  uint32_t page_tokens = 0;
+  size_t bytes = 0;                   // of a page
+};
+
+// Consecutive rows of a page.
+struct PageRows {
+  void *page;
+  uint32_t first, count;
+};
+
+// A piece of a sequence as attention sees it: rows [first, first + count) of a page.
+struct PageView {
+  const void *page = nullptr;
+  const PageFormat *format = nullptr;   // nullptr: a raw page
+  uint32_t first = 0, count = 0;
+  uint64_t position = 0;                // of row `first`; the others follow
+  const uint32_t *positions = nullptr;  // or, for pages of a token class: position of row `first`, first + 1, ...; ascending
+};
+
+// The pages of one sequence in one layer, in any order; get(self, layer, i) for i < count.
+struct PageList {
+  const void *self;
+  size_t count;
+  PageView (*get)(const void *self, uint32_t layer, size_t i);
+};
+
+struct AttendSequence {
+  PageList pages;
+  uint64_t length;       // tokens that the newest query sees (before the window); pages hold exactly these
+  uint32_t first_query;  // row in q, out, lse
+  uint32_t n_queries;    // queries of the newest n tokens: query i sees positions < length - n_queries + i + 1
+};
+
+struct AttendCall {
+  uint32_t layer;                // index for PageList::get
+  const LayerShape *shape;
+  const kvq_tensor *q, *out;     // strides resolved
+  float *lse;                    // or nullptr
+  float scale, softcap;          // softcap 0: none
+  uint32_t window;               // 0: none
+  const float *sinks;            // [q_heads] or nullptr
+  std::span<const AttendSequence> sequences;
+};
+
+// Scratch of attention calls: made when a step begins, so that per-layer calls allocate nothing.
+struct Workspace {
+  virtual ~Workspace() = default;
+  size_t bytes = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Tokens of a raw page (all layers alike), and its bytes in a layer.
+  virtual uint32_t raw_page_tokens() const = 0;
+  virtual size_t raw_page_bytes(const LayerShape &shape) const = 0;
+  // Format of packed pages; takes the heads' formats.  Its bytes depend only on codecs, shapes and the multiset of table entries.
+  virtual std::shared_ptr<const PageFormat> make_format(const LayerShape &shape, uint32_t page_tokens,
+                                                        std::pmr::vector<HeadFormat> &&k, std::pmr::vector<HeadFormat> &&v) = 0;
+  virtual void *allocate_page(size_t bytes) = 0;  // throws std::bad_alloc
+  virtual void release_page(void *page, size_t bytes) noexcept = 0;
+
+  // Enter rows [first, first + rows.count) of k and v (rule 1.4) into a raw page.  NONFINITE names token (`first` based), head and
+  // channel; the rows written so far are garbage that nobody reads.  *saturated is increased.
+  virtual Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
+                            uint64_t *saturated) = 0;
+  // Refuse non-finite elements of rows [first, first + count) of a tensor [..][heads][dim]; `name` is "q".  Counts saturation.
+  virtual Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                            uint64_t *saturated) = 0;
+  virtual void copy_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) = 0;
+  // Raw rows of one head and tensor as fp16 [count][dim] in host memory.
+  virtual void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) = 0;
+  // Add raw rows, and rows [q_first, q_first + total count) of q if given (checked before), to a layer's statistics (section 6).
+  virtual void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                              LayerStatistics *statistics) = 0;
+
+  // Encode raw tokens, in order, into rows of packed pages, in order (equal totals).  Column codecs get whole groups at whole groups.
+  virtual void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) = 0;
+  virtual void copy_packed(const PageFormat &format, const void *from, void *to) = 0;
+  // Rows of one head and tensor of a packed page, appended to `block` (column codecs: first is the start of a group and the
+  // last group is whole).
+  virtual void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
+                      Block *block) = 0;
+
+  // One workspace per step; max_queries: largest n_queries that will come.
+  virtual std::shared_ptr<Workspace> make_workspace() = 0;
+  virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;
+};
+
+}  // namespace kvq
