@@ -1,0 +1,122 @@
+// Exact bytes of a recipe (FORMATS section 8): wire bytes of sinks and packed tokens, metadata apart.
+#include <algorithm>
+#include <vector>
+
+#include "policy/table.h"
+#include "policy/text.h"
+#include "recipe/recipe.h"
+
+namespace kvq {
+
+Split split_tokens(const Recipe &recipe, uint64_t tokens) {
+  Split split{std::min(tokens, recipe.sinks), 0, 0};
+  const uint64_t behind = tokens - split.sinks;
+  if (recipe.classes == 2)
+    split.packed = behind;
+  else if (behind >= recipe.recent)
+    split.packed = (behind - recipe.recent) / recipe.block * recipe.block;
+  split.tail = behind - split.packed;
+  return split;
+}
+
+namespace {
+
+// Sums over layers, heads and tensors.
+struct Totals {
+  uint64_t wire[2] = {0, 0};      // bytes of K and V
+  uint64_t channels[2] = {0, 0};  // over all heads and layers
+  uint64_t metadata = 0;
+};
+
+// The table of one head: given in the text, given by the caller, or one that costs what every decision of the policy costs.
+Status sample_table(const Recipe &recipe, const Codec &codec, const HeadShape &shape, uint32_t unit, const uint8_t *bits,
+                    std::pmr::vector<uint8_t> *table) {
+  table->clear();
+  if (!fills_table(recipe.policy, codec, shape)) return KVQ_OK;
+  const size_t n = table_entries(codec, shape);
+  if (bits && policy_row(recipe.policy.kind).example == widths_example) {
+    table->assign(bits, bits + n);
+    return check_table(recipe.policy, codec, shape, unit, *table);
+  }
+  if (codec.kind == Kind::width_groups)
+    return fail(KVQ_E_STATE, "the bytes of width-groups depend on the widths that occur: pass bits");
+  table->resize(n);
+  policy_row(recipe.policy.kind).example(recipe.policy, unit, *table);
+  return KVQ_OK;
+}
+
+uint64_t table_bytes(const Codec &codec, const HeadShape &shape) {
+  const uint64_t entries = table_entries(codec, shape);
+  return codec.kind == Kind::pair_mix || codec.kind == Kind::channel_split ? (entries + 7) / 8 : entries;
+}
+
+// Wire bytes of `tokens` packed tokens of one head as one block.
+Status packed_bytes(const Codec &codec, const HeadShape &shape, std::span<const uint8_t> table, uint64_t tokens, uint64_t *bytes) {
+  std::pmr::memory_resource *memory = std::pmr::get_default_resource();
+  HeadFormat format(memory);
+  const std::pmr::vector<uint16_t> mu(codec.center ? shape.dim : 0, 0);
+  KVQ_TRY(make_format(codec, shape, table, mu, &format));
+  *bytes = wire_size(format, uint32_t(tokens));
+  return KVQ_OK;
+}
+
+// Tokens of a page class: all packed ones, or SemKV's low and high.
+uint64_t class_tokens(const Recipe &recipe, uint32_t cls, uint64_t packed) {
+  if (recipe.classes == 1) return packed;
+  const uint64_t high = floor_of(recipe.policy.r, packed);
+  return cls ? high : packed - high;
+}
+
+// One tensor of one head.
+Status add_head(const Recipe &recipe, uint32_t layer, const HeadShape &shape, const Split &split, const uint8_t *bits, Totals *totals) {
+  const LayerCodecs &codecs = recipe.layers[layer];
+  totals->wire[shape.tensor] += split.sinks * shape.dim * 2;
+  totals->channels[shape.tensor] += shape.dim;
+  for (uint32_t cls = 0; cls < recipe.classes; cls++) {
+    const Codec &codec = shape.tensor == KVQ_TENSOR_K ? codecs.k[cls] : codecs.v[cls];
+    std::pmr::vector<uint8_t> table;
+    uint64_t bytes = 0;
+    KVQ_TRY(sample_table(recipe, codec, shape, codecs.unit, bits, &table));
+    KVQ_TRY(packed_bytes(codec, shape, table, class_tokens(recipe, cls, split.packed), &bytes));
+    totals->wire[shape.tensor] += bytes;
+    totals->metadata += table_bytes(codec, shape) + (codec.center ? 2 * uint64_t(shape.dim) : 0);
+  }
+  return KVQ_OK;
+}
+
+Status add_layers(const Recipe &recipe, std::span<const LayerShape> shapes, const Split &split, const uint8_t *bits, Totals *totals) {
+  size_t pairs = 0;  // of bits, before this head
+  for (uint32_t l = 0; l < shapes.size(); l++)
+    for (uint32_t head = 0; head < shapes[l].kv_heads; head++, pairs += shapes[l].dim_k / 2) {
+      if (shapes[l].source != l) continue;
+      KVQ_TRY(add_head(recipe, l, shapes[l].head(KVQ_TENSOR_K), split, bits ? bits + pairs : nullptr, totals));
+      KVQ_TRY(add_head(recipe, l, shapes[l].head(KVQ_TENSOR_V), split, nullptr, totals));
+    }
+  return KVQ_OK;
+}
+
+double bits_per_element(uint64_t bytes, uint64_t elements) { return elements ? double(bytes) * 8 / double(elements) : 0; }
+
+}  // namespace
+
+Status account(const Recipe &recipe, std::span<const LayerShape> shapes, uint64_t tokens, const uint8_t *bits, kvq_account *out) {
+  if (tokens > UINT32_MAX) return fail(KVQ_E_INVALID, "tokens=%llu is above %u", (unsigned long long)tokens, UINT32_MAX);
+  const Split split = split_tokens(recipe, tokens);
+  Totals totals;
+  KVQ_TRY(add_layers(recipe, shapes, split, bits, &totals));
+  const uint64_t stored = split.sinks + split.packed, channels = totals.channels[0] + totals.channels[1];
+  out->page_tokens = recipe.page_tokens;
+  out->packed_tokens = split.packed;
+  out->sink_tokens = split.sinks;
+  out->tail_tokens = split.tail;
+  out->wire_bytes = totals.wire[0] + totals.wire[1];
+  out->metadata_bytes = totals.metadata + (recipe.classes == 2 ? (split.packed + 7) / 8 : 0);
+  out->tail_bytes = split.tail * channels * 2;
+  out->fp16_bytes = tokens * channels * 2;
+  out->effective_bits_k = bits_per_element(totals.wire[0], stored * totals.channels[0]);
+  out->effective_bits_v = bits_per_element(totals.wire[1], stored * totals.channels[1]);
+  out->effective_bits = bits_per_element(out->wire_bytes, stored * channels);
+  return KVQ_OK;
+}
+
+}  // namespace kvq
