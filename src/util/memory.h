@@ -21,6 +21,8 @@ class Memory final : public std::pmr::memory_resource {
  public:
   // allocator == nullptr: malloc and free.  max_bytes == 0: no limit.
   explicit Memory(const kvq_allocator *allocator = nullptr, uint64_t max_bytes = 0) noexcept;
+  // The same allocator, counting on from what `other` holds: a cache's own object is made before its Memory exists.
+  Memory(const Memory &other) noexcept;
 
   uint64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
   uint64_t peak() const noexcept { return peak_.load(std::memory_order_relaxed); }
