@@ -1,0 +1,26 @@
+# Instruction sets of src/cpu/kernels_NAME.cpp: one line per NAME and processor family.  Files without a line get the baseline.
+#
+# Only dispatch may call into these files, after it has asked the processor.  What they define must have internal linkage,
+# apart from the entry points: the linker keeps one copy of an inline function, and that copy must run everywhere.
+set(KVQ_KERNELS_x86_64
+  "avx2    -mavx2 -mfma -mf16c"
+  "avxvnni -mavx2 -mfma -mf16c -mavxvnni"
+  "avx512  -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni -mgfni")
+set(KVQ_KERNELS_aarch64
+  "neon    -march=armv8.2-a+dotprod+fp16")
+
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" kvq_processor)
+string(REPLACE "amd64" "x86_64" kvq_processor "${kvq_processor}")
+string(REPLACE "arm64" "aarch64" kvq_processor "${kvq_processor}")
+
+function(kvq_set_kernel_flags)
+  foreach(line IN LISTS KVQ_KERNELS_${kvq_processor})
+    separate_arguments(flags UNIX_COMMAND "${line}")
+    list(POP_FRONT flags name)
+    foreach(source IN LISTS ARGN)
+      if(source MATCHES "/src/cpu/kernels_${name}\\.cpp$")
+        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+      endif()
+    endforeach()
+  endforeach()
+endfunction()

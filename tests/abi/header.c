@@ -1,0 +1,7 @@
+/* kvq.h comes first and alone: it must bring all that it needs. */
+#include "kvq/kvq.h"
+
+int main(void) {
+  uint32_t version = KVQ_VERSION_MAJOR * 10000u + KVQ_VERSION_MINOR * 100u + KVQ_VERSION_PATCH;
+  return kvq_version() == version ? 0 : 1;
+}
