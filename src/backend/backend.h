@@ -111,8 +111,8 @@ class Backend {
   virtual void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
                       Block *block) = 0;
 
-  // One workspace per step; max_queries: largest n_queries that will come.
-  virtual std::shared_ptr<Workspace> make_workspace() = 0;
+  // One workspace per step, for attention in any of these layers; its bytes depend on their dimensions only.
+  virtual std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) = 0;
   virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;
 };
 
