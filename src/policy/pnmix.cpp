@@ -9,8 +9,6 @@ namespace kvq {
 
 namespace {
 
-bool ranks_channels(Criterion criterion) { return criterion == Criterion::k_range || criterion == Criterion::k_magnitude; }
-
 // Eq. 6 ranks pairs by the product of the mean norms of queries and keys; the counts are common factors.
 void rank_pairs_by_product(const HeadStatistics &statistics, uint64_t count, std::span<uint8_t> mask) {
   std::vector<double> scores;
@@ -41,6 +39,8 @@ constexpr void (*kRank[])(const HeadStatistics &, uint64_t, std::span<uint8_t>) 
     rank_pairs_by_product, rank_pairs_by_key, rank_channels_by_range, rank_channels_by_magnitude};
 
 }  // namespace
+
+bool ranks_channels(Criterion criterion) { return criterion == Criterion::k_range || criterion == Criterion::k_magnitude; }
 
 Needs pnmix_needs(const Policy &policy) { return {true, policy.criterion == Criterion::qk_pair}; }
 

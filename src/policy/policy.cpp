@@ -27,16 +27,6 @@ constexpr PolicyRow kPolicies[] = {
     {PolicyKind::pmkvq, "pmkvq", Owner::cache, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
 };
 
-Status check_counts(const Policy &policy, const HeadStatistics &statistics) {
-  const PolicyRow &row = policy_row(policy.kind);
-  const Needs needs = row.needs(policy);
-  if (needs.k && statistics.nk == 0)
-    return fail(KVQ_E_STATE, "policy %s needs statistics of K, and there is no token", row.name);
-  if (needs.q && statistics.nq == 0)
-    return fail(KVQ_E_STATE, "policy %s needs statistics of Q: pass q with the prompt", row.name);
-  return KVQ_OK;
-}
-
 // One tensor of one head: its table, or nothing where the policy fills none.
 Status decide_table(const Policy &policy, const Codec &codec, const HeadShape &shape, const HeadStatistics &statistics,
                     uint32_t unit, std::pmr::vector<uint8_t> *table) {
@@ -69,6 +59,16 @@ bool policy_needs_statistics(const Policy &policy) {
   return needs.k || needs.q;
 }
 bool policy_needs_queries(const Policy &policy) { return policy_row(policy.kind).needs(policy).q; }
+
+Status check_counts(const Policy &policy, const HeadStatistics &statistics) {
+  const PolicyRow &row = policy_row(policy.kind);
+  const Needs needs = row.needs(policy);
+  if (needs.k && statistics.nk == 0)
+    return fail(KVQ_E_STATE, "policy %s needs statistics of K, and there is no token", row.name);
+  if (needs.q && statistics.nq == 0)
+    return fail(KVQ_E_STATE, "policy %s needs statistics of Q: pass q with the prompt", row.name);
+  return KVQ_OK;
+}
 
 bool fills_table(const Policy &policy, const Codec &codec, const HeadShape &shape) {
   const PolicyRow &row = policy_row(policy.kind);

@@ -83,7 +83,8 @@ void reset_statistics(const LayerShape &shape, LayerStatistics *statistics);
 // ---- the blob of kvq_policy_get / kvq_policy_set: everything frozen, with the recipe text and the geometry it belongs to
 Status write_policy_blob(std::string_view recipe, std::span<const LayerShape> shapes, std::span<const LayerTables> tables,
                          std::pmr::vector<uint8_t> *blob);
-// CORRUPT, or CONFIG naming the field that differs.
+// CORRUPT, or CONFIG naming the field that differs.  Tables and centres are valid for the recipe; each of the two parts is there
+// for all heads that have one, or empty everywhere.
 Status read_policy_blob(const void *blob, size_t size, std::string_view recipe, std::span<const LayerShape> shapes,
                         std::pmr::vector<LayerTables> *tables);
 

@@ -40,7 +40,11 @@ bool fills_table(const Policy &policy, const Codec &codec, const HeadShape &shap
 Status check_table(const Policy &policy, const Codec &codec, const HeadShape &shape, uint32_t unit,
                    std::span<const uint8_t> table);
 
+// STATE where statistics that `policy` needs have the count 0.
+Status check_counts(const Policy &policy, const HeadStatistics &statistics);
+
 // ---- the rows' functions
+bool ranks_channels(Criterion criterion);  // else pairs
 Needs pnmix_needs(const Policy &);
 Status pnmix_check(const Policy &, const Codec &, const HeadShape &, uint32_t unit);
 Status pnmix_decide(const Policy &, const HeadShape &, const HeadStatistics &, uint32_t unit, std::span<uint8_t> table);
@@ -51,6 +55,8 @@ Status widths_decide(const Policy &, const HeadShape &, const HeadStatistics &, 
 void widths_example(const Policy &, uint32_t unit, std::span<uint8_t> table);
 // The budget rules of section 6 for `pairs` pairs.
 Status check_widths(const Policy &policy, uint32_t pairs, uint32_t unit);
+// Pairs of unit= for a head dimension; "fit16": the largest divisor of D/2 not above D/16, at least 1 (section 8).
+uint32_t resolve_unit(std::string_view text, uint32_t dim);
 
 Needs channel_split_needs(const Policy &);
 Status channel_split_check(const Policy &, const Codec &, const HeadShape &, uint32_t unit);

@@ -122,6 +122,14 @@ Status allocate_widths(std::span<const double> scores, Ratio avg, uint32_t bmin,
   return KVQ_OK;
 }
 
+uint32_t resolve_unit(std::string_view text, uint32_t dim) {
+  if (text.empty()) return 1;
+  if (text != "fit16") return uint32_t(std::stoul(std::string(text)));
+  uint32_t unit = std::max(dim / 16, 1u);
+  while (dim / 2 % unit) unit--;
+  return unit;
+}
+
 Needs widths_needs(const Policy &policy) { return kScores[size_t(policy.score)].needs; }
 
 Status widths_check(const Policy &policy, const Codec &codec, const HeadShape &shape, uint32_t unit) {

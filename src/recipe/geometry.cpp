@@ -1,4 +1,4 @@
-// Layers: ranges and defaults of kvq_layer, and the shape of a head (FORMATS section 5, "Pairs").
+// Layers: ranges and defaults of kvq_layer.
 #include "recipe/recipe.h"
 
 namespace kvq {
@@ -55,12 +55,6 @@ Status resolve_layer(const kvq_layer &layer, uint32_t index, LayerShape *shape) 
   KVQ_TRY(check_rotary(index, resolved));
   *shape = resolved;
   return KVQ_OK;
-}
-
-// Values have no rotary part: all their channels pair up in the layer's layout.
-HeadShape LayerShape::head(uint32_t tensor) const {
-  if (tensor == KVQ_TENSOR_K) return {dim_k, tensor, rope_layout, rotary_dim, rotary_first};
-  return {dim_v, tensor, rope_layout, dim_v, 0};
 }
 
 }  // namespace kvq

@@ -115,17 +115,6 @@ Status canonical_codec(const std::string &text, const std::vector<const Codec *>
   return KVQ_OK;
 }
 
-// ---- units of the width policies
-
-// "fit16": the largest divisor of D/2 not above D/16, at least 1 (section 8).
-uint32_t resolve_unit(std::string_view text, uint32_t dim) {
-  if (text.empty()) return 1;
-  if (text != "fit16") return uint32_t(std::stoul(std::string(text)));
-  uint32_t unit = std::max(dim / 16, 1u);
-  while (dim / 2 % unit) unit--;
-  return unit;
-}
-
 // ---- the parts of a recipe
 
 struct Parts {
