@@ -182,6 +182,7 @@ class Cache:
         require(np.ndim(q) == 3 and np.shape(q)[::2] == (g.q_heads, g.dim_k), f"shape of q: {np.shape(q)}")
         require(seq.length == 0 or np.shape(q)[1] <= seq.length, "more queries than tokens")
         require(sinks is None or np.shape(sinks) == (g.q_heads,), "one learned sink per query head")
+        require((window or 0) >= 0 and (softcap or 0) >= 0, "window and softcap are not negative")
         q = entry(q)
         scale = 1 / math.sqrt(g.dim_k) if scale is None else scale
         out, lse = [], []

@@ -21,6 +21,13 @@ class Head:
         require(isinstance(self.dim, int) and self.dim > 0, f"head dimension {self.dim}")
         require(self.tensor in ("k", "v"), f"tensor {self.tensor}")
         require(self.layout in ("half", "adjacent"), f"layout {self.layout}")
+        rotary, first = self._rotary_part()
+        fits = rotary is None or (rotary % 2 == 0 and 0 <= rotary and first + rotary <= self.dim)
+        require(fits and first % 2 == 0 and 0 <= first <= self.dim, f"rotary part {first}+{rotary} of {self.dim}")
+
+    def _rotary_part(self) -> tuple[int | None, int]:
+        """rotary_dim and rotary_first; values have none."""
+        return (self.rotary_dim, self.rotary_first) if self.tensor == "k" else (None, 0)
 
     @property
     def tensor_index(self) -> int:
@@ -29,12 +36,10 @@ class Head:
 
     def pairs(self) -> np.ndarray:
         """[dim/2, 2] channels (u, v) of every pair, in the order of the pair numbers."""
-        keys = self.tensor == "k"
-        rotary = self.rotary_dim if keys and self.rotary_dim is not None else self.dim
-        first = self.rotary_first if keys else 0
-        even = self.dim % 2 == 0 and rotary % 2 == 0 and first % 2 == 0
-        require(even, f"dim {self.dim}, rotary_dim {rotary} and rotary_first {first} must be even")
-        require(rotary >= 0 and first >= 0 and first + rotary <= self.dim, f"rotary part {first}+{rotary} leaves dim {self.dim}")
+        rotary, first = self._rotary_part()
+        rotary = self.dim if rotary is None else rotary
+        require(self.dim % 2 == 0, f"pairs need an even dim, not {self.dim}")
+        require(first + rotary <= self.dim, f"rotary part {first}+{rotary} of {self.dim}")
         i = np.arange(rotary // 2)
         u, v = (i, i + rotary // 2) if self.layout == "half" else (2 * i, 2 * i + 1)
         rest = np.array([ch for ch in range(self.dim) if not first <= ch < first + rotary], np.int64).reshape(-1, 2)

@@ -83,6 +83,14 @@ def test_saturated_scale():
     assert c.decode(wire, 4)[:, 0].tolist() == [-60000, 5504, -60000, 5504]
 
 
+def test_range_beyond_fp16_stays_within_half_a_step():
+    x = np.array([-6e4, 6e4] * 16)[:, None]
+    for levels in (2, 4, 8, 16):
+        c = codec(f"affine-channel(levels={levels},group=32,midpoint={int(levels == 2)})", Head(1))
+        error = np.abs(c.decode(c.encode(x), 32) - x.astype(np.float16).astype(float)).max()
+        assert error <= 0.51 * 120000 / (levels - 1)
+
+
 def test_groups_of_a_block_codes_first():
     c = codec("affine-channel(levels=2,group=3)", Head(2))
     x = np.array([[0, 5], [1, 5], [1, 6], [2, 0], [2, 0], [3, 1]])
@@ -148,7 +156,9 @@ def test_rotary_part_and_the_rest():
     assert Head(8, "v", "half", 4, 2).pairs().tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     for bad in (dict(rotary_dim=3), dict(rotary_dim=4, rotary_first=1), dict(rotary_dim=8, rotary_first=2), dict(rotary_dim=10)):
         with pytest.raises(KvqError, match="INVALID"):
-            Head(8, **bad).pairs()
+            Head(8, **bad)
+    with pytest.raises(KvqError, match="INVALID"):
+        Head(8, rotary_first=2).pairs()
     with pytest.raises(KvqError, match="INVALID"):
         Head(7).pairs()
 

@@ -181,6 +181,19 @@ def test_channel_split(rng):
     assert codec("channel-split(high=8,low=4,mask=ff)", Head(8)).encode(x) == codec("lloyd(levels=8)", Head(8)).encode(x)
 
 
+@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128])
+def test_sizes_of_fractional_levels(dim, rng):
+    words = {3: (5, 8), 5: (3, 7), 6: (5, 13), 7: (6, 17)}
+    for levels, (m, width) in words.items():
+        for tokens in (1, 2, 3, 7):
+            full, rest = divmod(tokens * dim, m)
+            code_bits = full * width + math.ceil(math.log2(levels**rest))
+            c = codec(f"lloyd(levels={levels})", Head(dim))
+            wire = c.encode(rng.standard_normal((tokens, dim)))
+            assert len(wire) == c.size(tokens) == -(-code_bits // 8) + 2 * tokens
+            assert c.to_wire(c.from_wire(wire, tokens)) == wire
+
+
 def test_tensors_rotate_differently(rng):
     x = rng.standard_normal((1, 64))
     assert codec("lloyd(levels=4)", Head(64)).encode(x) != codec("lloyd(levels=4)", Head(64, "v")).encode(x)
