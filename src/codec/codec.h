@@ -36,11 +36,12 @@ struct Codec {
   bool midpoint = false, rotate = false, center = false, by_channel = false;
   ScaleRule scale = ScaleRule::matched;
   ParamType params = ParamType::fp16;
-  uint64_t seed = 0x6B76715F73656564u;
-  Ratio boost;               // kitty
+  uint64_t seed = kDefaultSeed;
+  Ratio boost{};              // kitty
   bool has_table = false;    // mask= or bits= was given
   std::pmr::vector<uint8_t> table;  // one byte per unit: width, or 0/1 of a mask
   static constexpr uint32_t kGroupIsDim = UINT32_MAX;
+  static constexpr uint64_t kDefaultSeed = 0x6B76715F73656564u;
 };
 
 // Which channels form pairs (section 5, "Pairs"), and which tensor it is (rotation signs).
@@ -79,8 +80,8 @@ struct HeadFormat {
   explicit HeadFormat(std::pmr::memory_resource *memory) : codec{}, channel(memory), classes(memory), table(memory), mu(memory) {}
   Codec codec;                            // its own table is empty; see `table`
   HeadShape shape;
-  std::pmr::vector<uint32_t> channel;     // [dim] slot -> channel.  polar: slots [0, dim/2) radii, then angles, of pair slot % (dim/2)
-  std::pmr::vector<SlotClass> classes;    // ascending slots; pair-mix: low, high.  kitty: one class of 16 levels
+  std::pmr::vector<uint32_t> channel;     // [dim] slot -> channel.  polar: channel[j] = j; slots [0, dim/2) radii, then angles, of pair j % (dim/2)
+  std::pmr::vector<SlotClass> classes;    // ascending slots, none empty; pair-mix: low, high.  kitty: one class of 16 levels
   std::pmr::vector<uint8_t> table;        // as given
   std::pmr::vector<uint16_t> mu;          // fp16 [dim] with center=1, else empty
   uint32_t token_params = 0;              // row codecs: parameters per token.  affine-token: [group]{s, z}; codebook rows: [class] h

@@ -1,0 +1,98 @@
+#include "codec/columns.h"
+
+#include <algorithm>
+
+#include "codec/affine.h"
+
+namespace kvq::columns {
+namespace {
+
+const ColumnCodec &column_codec(const HeadFormat &format) { return *descriptor(format.codec.kind).column; }
+
+// fp16 bits as integers in the order of their values, so that minimum and maximum are integer ones; its own inverse.
+uint16_t ordered(uint16_t h) { return uint16_t(h ^ (uint16_t(int16_t(h) >> 15) & 0x7fffu)); }
+
+struct Range {
+  int16_t mn[kMaxDim], mx[kMaxDim];  // ordered()
+};
+
+void find_range(const uint16_t *values, uint32_t tokens, uint32_t dim, Range *range) {
+  for (uint32_t j = 0; j < dim; j++) range->mn[j] = range->mx[j] = int16_t(ordered(values[j]));
+  for (uint32_t t = 1; t < tokens; t++) {
+    const uint16_t *row = values + size_t(t) * dim;
+    for (uint32_t j = 0; j < dim; j++) {
+      const int16_t v = int16_t(ordered(row[j]));
+      range->mn[j] = std::min(range->mn[j], v);
+      range->mx[j] = std::max(range->mx[j], v);
+    }
+  }
+}
+
+// Rule 2.1 on every slot of one group of values [G][dim].
+void encode_group(const HeadFormat &format, const uint16_t *values, const ColumnRule *rules, uint16_t *params, uint8_t *codes) {
+  const uint32_t dim = format.shape.dim, group = format.codec.group;
+  const ParamType type = format.codec.params;
+  Range range;
+  float zero[kMaxDim], step[kMaxDim], top[kMaxDim];
+  find_range(values, group, dim, &range);
+  for (uint32_t j = 0; j < dim; j++) {
+    const float mn = half_to_float(ordered(uint16_t(range.mn[j]))), mx = half_to_float(ordered(uint16_t(range.mx[j])));
+    const AffineParams stored = affine_params(mn, mx, rules[j].levels, rules[j].midpoint, type);
+    const AffineCoder coder = affine_coder(stored, rules[j].levels, type);
+    params[2 * j] = stored.s, params[2 * j + 1] = stored.z;
+    zero[j] = coder.zero, step[j] = coder.step, top[j] = coder.top;
+  }
+  for (uint32_t t = 0; t < group; t++) {
+    const uint16_t *row = values + size_t(t) * dim;
+    uint8_t *out = codes + size_t(t) * dim;
+    for (uint32_t j = 0; j < dim; j++) out[j] = affine_code(half_to_float(row[j]), zero[j], step[j], top[j]);
+  }
+}
+
+}  // namespace
+
+void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
+  const ColumnCodec &codec = column_codec(format);
+  const uint32_t dim = format.shape.dim, group = format.codec.group;
+  std::pmr::vector<uint16_t> values(size_t(group) * dim, block->params.get_allocator());
+  ColumnRule rules[kMaxDim];
+  for (uint32_t first = 0, g = 0; first < block->tokens; first += group, g++) {
+    for (uint32_t t = 0; t < group; t++) codec.load(format, x + (first + t) * token_stride, values.data() + size_t(t) * dim);
+    codec.rules(format, values.data(), rules, block->boosted.empty() ? nullptr : block->boosted.data() + size_t(g) * dim);
+    encode_group(format, values.data(), rules, block->params.data() + size_t(g) * dim * 2, block->codes.data() + size_t(first) * dim);
+  }
+}
+
+void decode(const HeadFormat &format, const Block &block, float *out) {
+  const ColumnCodec &codec = column_codec(format);
+  const uint32_t dim = format.shape.dim, group = format.codec.group;
+  float s[kMaxDim], z[kMaxDim], values[kMaxDim];
+  for (uint32_t t = 0; t < block.tokens; t++) {
+    if (t % group == 0) {
+      const uint16_t *params = block.params.data() + size_t(t / group) * dim * 2;
+      for (uint32_t j = 0; j < dim; j++) {
+        s[j] = load_param(params[2 * j], format.codec.params);
+        z[j] = load_param(params[2 * j + 1], format.codec.params);
+      }
+    }
+    const uint8_t *codes = block.codes.data() + size_t(t) * dim;
+    for (uint32_t j = 0; j < dim; j++) values[j] = affine_value(codes[j], s[j], z[j]);
+    codec.store(format, values, out + size_t(t) * dim);
+  }
+}
+
+void load(const HeadFormat &format, const uint16_t *x, uint16_t *values) {
+  const uint32_t *channel = format.channel.data();
+  for (uint32_t j = 0; j < format.shape.dim; j++) values[j] = x[channel[j]];
+}
+
+void class_rules(const HeadFormat &format, const uint16_t *, ColumnRule *rules, uint8_t *) {
+  for (const SlotClass &cls : format.classes) std::fill_n(rules + cls.first, cls.count, ColumnRule{cls.levels, format.codec.midpoint});
+}
+
+void store(const HeadFormat &format, const float *values, float *out) {
+  const uint32_t *channel = format.channel.data();
+  for (uint32_t j = 0; j < format.shape.dim; j++) out[channel[j]] = values[j] + 0.0f;
+}
+
+}  // namespace kvq::columns
