@@ -1,0 +1,223 @@
+/* kvq-conform: run conformance vectors against a library or a command.
+ *
+ * Each file runs in a child process with a time limit, so a crash or a hang is a failed test and not the end of the run.  The child
+ * reports "S name" before a test, then "P" or "F sentence" after it; a child that ends in between has failed that test. */
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "suite.h"
+#include "target.h"
+
+typedef struct {
+  const char *library, *command, *vectors, *backend, *json;
+  selection choice;
+  int limit, verbose;
+} options;
+
+typedef struct {
+  int passed, failed;
+  cJSON *failures;
+} totals;
+
+static const char USAGE[] =
+    "usage: kvq-conform (--lib PATH | --exec COMMAND) --vectors DIR [options]\n"
+    "  --lib PATH        a shared library with the C ABI of kvq.h (opened with dlopen)\n"
+    "  --exec COMMAND    a program that answers steps as JSON lines on stdin and stdout\n"
+    "  --vectors DIR     every *.json below DIR is run (manifest.json is skipped)\n"
+    "  --level L0..L4    run levels up to this one (L4): L0 ABI, L1 codecs and policies, L2 sequences, L3 attention, L4 snapshots\n"
+    "  --backend NAME    cpu (default) or cuda, with --lib\n"
+    "  --filter TEXT     only tests whose suite/group/id contains TEXT\n"
+    "  --time-limit S    seconds for one file (120)\n"
+    "  --json FILE       write the results as JSON\n"
+    "  --verbose         print passed tests too\n"
+    "Exit status: 0 all passed, 1 a test failed or none ran, 2 wrong usage.\n";
+
+static void pass(totals *t) { t->passed++; }
+
+static void fail_test(totals *t, const char *name, const char *why) {
+  t->failed++;
+  printf("FAILED  %s\n        %s\n", name, why);
+  cJSON *entry = cJSON_CreateObject();
+  cJSON_AddStringToObject(entry, "test", name);
+  cJSON_AddStringToObject(entry, "why", why);
+  cJSON_AddItemToArray(t->failures, entry);
+}
+
+/* ---- the child */
+
+static void child_report(void *user, const char *name, const char *why) {
+  FILE *pipe_end = user;
+  char line[1200];
+  snprintf(line, sizeof line, "%s %s\t%s", why ? "F" : "P", name, why ? why : "");
+  for (char *p = line; *p; p++)
+    if (*p == '\n') *p = ' ';
+  fprintf(pipe_end, "%s\n", line);
+  fflush(pipe_end);
+}
+
+static int child(const options *o, const char *path, FILE *pipe_end) {
+  char error[512] = "";
+  target *t = o->library ? target_open_library(o->library, o->backend, error, sizeof error) : target_open_command(o->command, error, sizeof error);
+  if (!t) {
+    child_report(pipe_end, path, error);
+    return 0;
+  }
+  alarm((unsigned)o->limit);
+  const char *wrong = run_file(path, t, &o->choice, child_report, pipe_end);
+  if (wrong) child_report(pipe_end, path, wrong);
+  t->close(t);
+  fputs("E\n", pipe_end); /* the file was run to its end */
+  return 0;
+}
+
+/* ---- the parent */
+
+static void run_in_child(const options *o, const char *path, totals *all) {
+  int fd[2];
+  fflush(stdout);
+  if (pipe(fd)) {
+    fail_test(all, path, strerror(errno));
+    return;
+  }
+  const pid_t pid = fork();
+  if (pid == 0) {
+    close(fd[0]);
+    FILE *pipe_end = fdopen(fd[1], "w");
+    const int status = child(o, path, pipe_end);
+    fclose(pipe_end);
+    _exit(status);
+  }
+  close(fd[1]);
+  FILE *from = fdopen(fd[0], "r");
+  char line[1300], last[300] = "(before the first test)";
+  int ended = 0;
+  while (fgets(line, sizeof line, from)) {
+    line[strcspn(line, "\n")] = 0;
+    if (line[0] == 'E') ended = 1;
+    char *why = strchr(line, '\t');
+    if (!why) continue;
+    *why++ = 0;
+    snprintf(last, sizeof last, "%.299s", line + 2);
+    if (line[0] == 'P') {
+      pass(all);
+      if (o->verbose) printf("passed  %s\n", line + 2);
+    } else {
+      fail_test(all, line + 2, why);
+    }
+  }
+  fclose(from);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (WIFSIGNALED(status) || !ended) {
+    char why[500];
+    snprintf(why, sizeof why, "the process %s after test %s", WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "ran past the time limit"
+             : WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "ended", last);
+    fail_test(all, path, why);
+  }
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* All *.json below `dir`, sorted; returns the count. */
+static size_t find_files(const char *dir, char ***files, size_t count) {
+  DIR *d = opendir(dir);
+  if (!d) return count;
+  for (struct dirent *e; (e = readdir(d));) {
+    if (e->d_name[0] == '.') continue;
+    const size_t size = strlen(dir) + strlen(e->d_name) + 2;
+    char *path = malloc(size);
+    struct stat s;
+    snprintf(path, size, "%s/%s", dir, e->d_name);
+    if (!stat(path, &s) && S_ISDIR(s.st_mode)) {
+      count = find_files(path, files, count);
+    } else if (strlen(e->d_name) > 5 && !strcmp(e->d_name + strlen(e->d_name) - 5, ".json") && strcmp(e->d_name, "manifest.json")) {
+      *files = realloc(*files, (count + 1) * sizeof **files);
+      (*files)[count++] = path;
+      continue;
+    }
+    free(path);
+  }
+  closedir(d);
+  return count;
+}
+
+static const char *next_value(int argc, char **argv, int *i) { return *i + 1 < argc ? argv[++*i] : NULL; }
+
+static int parse_options(int argc, char **argv, options *o) {
+  const char *level = "L4", *limit = "120";
+  const struct {
+    const char *name;
+    const char **value;
+  } table[] = {{"--lib", &o->library}, {"--exec", &o->command}, {"--vectors", &o->vectors}, {"--level", &level}, {"--backend", &o->backend},
+               {"--filter", &o->choice.filter}, {"--time-limit", &limit}, {"--json", &o->json}};
+  for (int i = 1; i < argc; i++) {
+    size_t k = 0;
+    while (k < sizeof table / sizeof *table && strcmp(argv[i], table[k].name)) k++;
+    if (k < sizeof table / sizeof *table) {
+      if (!(*table[k].value = next_value(argc, argv, &i))) return fprintf(stderr, "kvq-conform: %s needs a value\n", table[k].name), 0;
+    } else if (!strcmp(argv[i], "--verbose")) {
+      o->verbose = 1;
+    } else {
+      if (strcmp(argv[i], "--help")) fprintf(stderr, "kvq-conform: unknown option %s\n", argv[i]);
+      return 0;
+    }
+  }
+  o->choice.level = level[0] == 'L' && level[1] >= '0' && level[1] <= '4' && !level[2] ? level[1] - '0' : -1;
+  o->limit = atoi(limit);
+  if (o->choice.level < 0) return fprintf(stderr, "kvq-conform: --level is L0 to L4, not %s\n", level), 0;
+  if (o->limit <= 0) return fprintf(stderr, "kvq-conform: --time-limit is a number of seconds, not %s\n", limit), 0;
+  return (o->library != NULL) != (o->command != NULL) && (o->vectors || o->choice.level == 0);
+}
+
+static totals *abi_totals; /* check_abi reports through a plain function */
+static void abi_report(const char *name, const char *message) { fail_test(abi_totals, name, message); }
+
+static void write_json(const options *o, const totals *all) {
+  cJSON *root = cJSON_CreateObject();
+  cJSON_AddStringToObject(root, "target", o->library ? o->library : o->command);
+  cJSON_AddNumberToObject(root, "level", o->choice.level);
+  cJSON_AddNumberToObject(root, "passed", all->passed);
+  cJSON_AddNumberToObject(root, "failed", all->failed);
+  cJSON_AddItemReferenceToObject(root, "failures", all->failures);
+  char *text = cJSON_Print(root);
+  FILE *f = fopen(o->json, "w");
+  if (!f || fputs(text, f) < 0) fprintf(stderr, "kvq-conform: cannot write %s\n", o->json);
+  if (f) fclose(f);
+  free(text);
+  cJSON_Delete(root);
+}
+
+int main(int argc, char **argv) {
+  options o = {.backend = "cpu"};
+  totals all = {0, 0, cJSON_CreateArray()};
+  if (!parse_options(argc, argv, &o)) {
+    fputs(USAGE, stderr);
+    return 2;
+  }
+  if (o.library && !o.choice.filter) {
+    int failed = 0;
+    abi_totals = &all;
+    all.passed += check_abi(o.library, &failed, abi_report) - failed;
+  }
+  char **files = NULL;
+  const size_t n = o.vectors && o.choice.level > 0 ? find_files(o.vectors, &files, 0) : 0;
+  if (n) qsort(files, n, sizeof *files, by_name);
+  for (size_t i = 0; i < n; i++) {
+    run_in_child(&o, files[i], &all);
+    free(files[i]);
+  }
+  free(files);
+  if (o.json) write_json(&o, &all);
+  if (all.passed + all.failed == 0) printf("no test ran: nothing below %s matches\n", o.vectors ? o.vectors : "(no vectors)");
+  printf("%d passed, %d failed\n", all.passed, all.failed);
+  cJSON_Delete(all.failures);
+  return all.failed || !all.passed;
+}
