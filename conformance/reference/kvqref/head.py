@@ -9,7 +9,7 @@ from .errors import require
 
 @dataclass(frozen=True)
 class Head:
-    """One head of keys or values. rotary_dim None means the whole head."""
+    """One head of keys or values. rotary_dim None or 0 means the whole head."""
 
     dim: int
     tensor: str = "k"
@@ -22,12 +22,13 @@ class Head:
         require(self.tensor in ("k", "v"), f"tensor {self.tensor}")
         require(self.layout in ("half", "adjacent"), f"layout {self.layout}")
         rotary, first = self._rotary_part()
-        fits = rotary is None or (rotary % 2 == 0 and 0 <= rotary and first + rotary <= self.dim)
-        require(fits and first % 2 == 0 and 0 <= first <= self.dim, f"rotary part {first}+{rotary} of {self.dim}")
+        even = rotary % 2 == 0 and first % 2 == 0
+        whole = (rotary, first) == (self.dim, 0)  # of an odd head, which has no pairs
+        require(whole or (even and 0 <= first and 0 < rotary <= self.dim - first), f"rotary part {first}+{rotary} of {self.dim}")
 
-    def _rotary_part(self) -> tuple[int | None, int]:
-        """rotary_dim and rotary_first; values have none."""
-        return (self.rotary_dim, self.rotary_first) if self.tensor == "k" else (None, 0)
+    def _rotary_part(self) -> tuple[int, int]:
+        """Size and first channel of the rotary part; values have no other than the whole head."""
+        return (self.rotary_dim or self.dim, self.rotary_first) if self.tensor == "k" else (self.dim, 0)
 
     @property
     def tensor_index(self) -> int:
@@ -37,9 +38,7 @@ class Head:
     def pairs(self) -> np.ndarray:
         """[dim/2, 2] channels (u, v) of every pair, in the order of the pair numbers."""
         rotary, first = self._rotary_part()
-        rotary = self.dim if rotary is None else rotary
         require(self.dim % 2 == 0, f"pairs need an even dim, not {self.dim}")
-        require(first + rotary <= self.dim, f"rotary part {first}+{rotary} of {self.dim}")
         i = np.arange(rotary // 2)
         u, v = (i, i + rotary // 2) if self.layout == "half" else (2 * i, 2 * i + 1)
         rest = np.array([ch for ch in range(self.dim) if not first <= ch < first + rotary], np.int64).reshape(-1, 2)
