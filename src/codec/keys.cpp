@@ -32,12 +32,21 @@ bool parse_group(std::string_view text, uint32_t multiple, uint32_t *group) {
 }
 
 bool parse_flag(std::string_view text, bool *flag) {
-  if (text != "0" && text != "1") return false;
-  *flag = text == "1";
+  uint64_t n;
+  if (!parse_number(text, &n) || n > 1) return false;
+  *flag = n == 1;
   return true;
 }
 
-// A value of one spelling.
+// The only number that a key may have.
+bool parse_only(std::string_view text, uint32_t only, uint32_t *out) {
+  uint64_t n;
+  if (!parse_number(text, &n) || n != only) return false;
+  *out = only;
+  return true;
+}
+
+// The only word that a key may have.
 template <class T>
 bool parse_word(std::string_view text, std::string_view word, T meaning, T *out) {
   if (text != word) return false;
@@ -75,8 +84,8 @@ void print_scale(const Codec &codec, std::string *out) {
 bool set_boost(std::string_view value, Codec *codec) {
   const size_t slash = value.find('/');
   Ratio ratio;
-  if (slash == value.npos || !parse_number(value.substr(0, slash), &ratio.p) || !parse_number(value.substr(slash + 1), &ratio.q))
-    return false;
+  if (!parse_number(value.substr(0, slash), &ratio.p)) return false;
+  if (slash != value.npos && !parse_number(value.substr(slash + 1), &ratio.q)) return false;
   if (ratio.q == 0 || ratio.p > ratio.q) return false;
   codec->boost = ratio;
   return true;
@@ -135,8 +144,10 @@ void print_widths(const Codec &codec, std::string *out) {
 }
 
 bool set_progressive(std::string_view value, Codec *codec) {
+  uint64_t n;
+  if (!parse_number(value, &n)) return false;
   for (const uint32_t bits : {16u, 8u, 4u, 2u})
-    if (value == std::to_string(bits)) return codec->levels = bits == 16 ? 0 : 1u << bits, true;
+    if (n == bits) return codec->levels = bits == 16 ? 0 : 1u << bits, true;
   return false;
 }
 
@@ -160,8 +171,8 @@ constexpr TextKey angle = {"angle", kLevels, true, [](View v, Codec *c) { return
 constexpr TextKey high = {"high", kLevels, true, angle.set, angle.print};
 constexpr TextKey low = {"low", kLevels, true, [](View v, Codec *c) { return parse_levels(v, &c->low); },
                                [](const Codec &c, Text *out) { print_number(c.low, out); }};
-constexpr TextKey low_bits = {"low", "1", true, [](View v, Codec *c) { return parse_word(v, "1", 1u, &c->low); }, low.print};
-constexpr TextKey high_bits = {"high", "3", true, [](View v, Codec *c) { return parse_word(v, "3", 3u, &c->high); },
+constexpr TextKey low_bits = {"low", "1", true, [](View v, Codec *c) { return parse_only(v, 1, &c->low); }, low.print};
+constexpr TextKey high_bits = {"high", "3", true, [](View v, Codec *c) { return parse_only(v, 3, &c->high); },
                                      high.print};
 
 constexpr TextKey group_tokens = {"group", "1..65536", true, [](View v, Codec *c) { return parse_group(v, 1, &c->group); },
@@ -199,7 +210,7 @@ constexpr TextKey params_e5m3 = {"params", "e5m3", false,
 constexpr TextKey unit_channel = {"unit", "channel", false,
                                         [](View v, Codec *c) { return parse_word(v, "channel", true, &c->by_channel); },
                                         [](const Codec &c, Text *out) { *out += c.by_channel ? "channel" : ""; }};
-constexpr TextKey boost = {"boost", "p/q with 0 <= p <= q", true, set_boost, print_boost};
+constexpr TextKey boost = {"boost", "a ratio p/q in 0..1", true, set_boost, print_boost};
 constexpr TextKey mask = {"mask", "hex bytes, bit i of byte j for entry 8j + i", false, set_mask, print_mask};
 constexpr TextKey widths = {"bits", "one digit 0..8 per entry", false, set_widths, print_widths};
 
