@@ -131,6 +131,11 @@ class Mirror {
   void append(kvq_seq seq, const Ids &list, size_t cut) {
     for (size_t at = 0; at < list.size(); at += cut) append(seq, part(list, at, std::min(list.size(), at + cut)));
   }
+  // A test has ended a step by itself: `list` is what the sequence took from it.
+  void appended(kvq_seq seq, const Ids &list) {
+    tracks_.at(seq).shadow.append(list);
+    check_lengths(seq);
+  }
   // Attention of the newest counts[i] tokens of each sequence, without a change.
   Seen query(const std::vector<kvq_seq> &seqs, const std::vector<uint32_t> &counts, const Look &look = {}) {
     const std::vector<History> before = look.check ? histories(seqs) : std::vector<History>(seqs.size());
