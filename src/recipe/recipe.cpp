@@ -208,13 +208,11 @@ Status check_layers(std::span<const LayerShape> shapes, const Recipe &recipe, bo
 }
 
 // A policy whose masks or lists are all given has nothing left to decide: the recipe is uniform.
-Status settle_policy(std::span<const LayerShape> shapes, bool filled, Recipe *recipe, PolicyText *text) {
+Status settle_policy(bool filled, Recipe *recipe, PolicyText *text) {
   const PolicyRow &row = policy_row(recipe->policy.kind);
   if (row.fills == Kind::raw || filled) return KVQ_OK;
   const LayerCodecs &layer = recipe->layers[0];
-  const HeadShape v = shapes[0].head(KVQ_TENSOR_V);
-  const bool given = (layer.k[0].kind == row.fills && layer.k[0].has_table) ||
-                     (row.values && layer.v[0].kind == row.fills && table_entries(layer.v[0], v) > 0);
+  const bool given = layer.k[0].kind == row.fills || (row.values && layer.v[0].kind == row.fills);
   if (!given) return fail(KVQ_E_INVALID, "policy %s decides nothing for k=%s", row.name, print_codec(layer.k[0]).c_str());
   *text = {};
   recipe->policy = {};
@@ -305,7 +303,7 @@ Status parse_recipe(std::string_view text, std::span<const LayerShape> layers, R
   recipe->policy = parts.policy.policy;
   bool filled;
   KVQ_TRY(check_layers(layers, *recipe, &filled));
-  KVQ_TRY(settle_policy(layers, filled, recipe, &parts.policy));
+  KVQ_TRY(settle_policy(filled, recipe, &parts.policy));
   KVQ_TRY(read_packing(fields, recipe));
   return print_recipe(parts, recipe);
 }
