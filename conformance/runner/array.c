@@ -64,6 +64,13 @@ double array_get(const array *a, size_t i) {
   }
 }
 
+/* bf16 nearest to f, ties to even. */
+static uint16_t bf16_bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
 static void array_put(array *a, size_t i, uint16_t half) {
   uint8_t *p = (uint8_t *)a->data + i * dtype_size(a->dtype);
   const float f = half_value(half);
@@ -71,7 +78,7 @@ static void array_put(array *a, size_t i, uint16_t half) {
   switch (a->dtype) {
     case DT_F64: memcpy(p, &d, 8); break;
     case DT_F16: memcpy(p, &half, 2); break;
-    case DT_BF16: memcpy(p, (const uint8_t *)&f + 2, 2); break;
+    case DT_BF16: { const uint16_t v = bf16_bits(f); memcpy(p, &v, 2); break; }
     case DT_I32: { const int32_t v = (int32_t)f; memcpy(p, &v, 4); break; }
     case DT_U8: *p = (uint8_t)f; break;
     default: memcpy(p, &f, 4);

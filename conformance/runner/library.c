@@ -98,10 +98,16 @@ int read_geometry(library_target *t, const cJSON *step, kvq_layer *layer, uint32
   return 0;
 }
 
+/* Flags other than a level name what a library may lack; the C ABI of this header has no call for any of them. */
 static int library_begin(target *self, const cJSON *flags) {
-  (void)flags;
+  const cJSON *flag;
   forget_sequences((library_target *)self);
-  return 0;
+  cJSON_ArrayForEach(flag, flags) {
+    if (!cJSON_IsString(flag) || flag->valuestring[0] == 'L') continue;
+    snprintf(self->error, sizeof self->error, "the library has no call for \"%s\"", flag->valuestring);
+    return BEGIN_SKIP;
+  }
+  return BEGIN_OK;
 }
 
 static cJSON *library_run(target *self, const cJSON *step, char status[32]) {
@@ -109,7 +115,6 @@ static cJSON *library_run(target *self, const cJSON *step, char status[32]) {
   const char *op = text_field(step, "op", "");
   library_step run = find_stateless_step(op);
   if (!run) run = find_sequence_step(op);
-  self->error[0] = 0;
   if (!run) {
     snprintf(self->error, sizeof self->error, "unknown op \"%s\"", op);
     return NULL;
@@ -121,7 +126,7 @@ static cJSON *library_run(target *self, const cJSON *step, char status[32]) {
     return NULL;
   }
   snprintf(status, 32, "%s", t->lib.status_string(code));
-  if (code) t->lib.error_detail(self->error, sizeof self->error, NULL);
+  if (code && !self->error[0]) t->lib.error_detail(self->error, sizeof self->error, NULL);
   return result;
 }
 

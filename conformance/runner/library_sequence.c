@@ -29,20 +29,32 @@ static int32_t step_create(library_target *t, const cJSON *step, cJSON *result) 
   return status;
 }
 
+/* Where the id of a name is kept; NULL if the name is new and there is no room. */
+static kvq_seq *sequence_place(library_target *t, const char *name, int *is_new) {
+  int i = 0;
+  while (i < t->n_sequences && strcmp(t->sequences[i].name, name)) i++;
+  *is_new = i == t->n_sequences;
+  if (!name[0] || i == MAX_SEQUENCES) return NULL;
+  return &t->sequences[i].id;
+}
+
+static void keep_sequence(library_target *t, const char *name, kvq_seq id) {
+  int is_new;
+  kvq_seq *place = sequence_place(t, name, &is_new);
+  if (is_new) snprintf(t->sequences[t->n_sequences++].name, sizeof t->sequences[0].name, "%s", name);
+  *place = id;
+}
+
 /* The id of a named sequence.  A name that was never used makes one; a removed one keeps its stale id. */
-static int32_t find_sequence(library_target *t, const cJSON *step, const char *key, kvq_seq *id) {
-  const char *name = text_field(step, key, "");
-  for (int i = 0; i < t->n_sequences; i++)
-    if (!strcmp(t->sequences[i].name, name)) {
-      *id = t->sequences[i].id;
-      return KVQ_OK;
-    }
-  if (!name[0] || t->n_sequences == MAX_SEQUENCES) return runner_error(t, "a sequence name is missing, or there are too many");
+static int32_t find_sequence(library_target *t, const cJSON *step, kvq_seq *id) {
+  int is_new;
+  const char *name = text_field(step, "seq", "");
+  const kvq_seq *place = sequence_place(t, name, &is_new);
+  if (!place) return runner_error(t, "a sequence name is missing, or there are too many");
+  if (!is_new) return *id = *place, KVQ_OK;
   const int32_t status = t->lib.seq_create(t->cache, id);
-  if (status) return status;
-  snprintf(t->sequences[t->n_sequences].name, sizeof t->sequences[0].name, "%s", name);
-  t->sequences[t->n_sequences++].id = *id;
-  return KVQ_OK;
+  if (!status) keep_sequence(t, name, *id);
+  return status;
 }
 
 static int32_t add_lengths(library_target *t, kvq_seq id, cJSON *result, kvq_lengths *lengths) {
@@ -115,8 +127,7 @@ static int32_t commit_tokens(library_target *t, kvq_seq id, const token_arrays *
     status = t->lib.prefill_commit(t->cache, id, &p, NULL);
   }
   if (status && a->tokens && status != KVQ_E_STALE) {
-    char detail[sizeof t->base.error] = "";
-    t->lib.error_detail(detail, sizeof detail, NULL);
+    t->lib.error_detail(t->base.error, sizeof t->base.error, NULL); /* of the refusal, not of what follows */
     t->lib.seq_truncate(t->cache, id, before.total);
   }
   return status;
@@ -126,7 +137,7 @@ static int32_t step_commit(library_target *t, const cJSON *step, cJSON *result) 
   kvq_seq id;
   token_arrays a;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (status) return status;
   const char *wrong = read_tokens(step, &a);
   if (wrong) return runner_error(t, wrong);
@@ -157,7 +168,7 @@ static int32_t step_append(library_target *t, const cJSON *step, cJSON *result) 
   kvq_seq id;
   token_arrays a;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (status) return status;
   const char *wrong = read_tokens(step, &a);
   if (wrong) return runner_error(t, wrong);
@@ -170,7 +181,7 @@ static int32_t step_append(library_target *t, const cJSON *step, cJSON *result) 
 static int32_t step_end_turn(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq id;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (!status) status = t->lib.end_turn(t->cache, id);
   return status ? status : add_lengths(t, id, result, &lengths);
 }
@@ -178,27 +189,29 @@ static int32_t step_end_turn(library_target *t, const cJSON *step, cJSON *result
 static int32_t step_truncate(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq id;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (!status) status = t->lib.seq_truncate(t->cache, id, (uint64_t)number_field(step, "length", 0));
   return status ? status : add_lengths(t, id, result, &lengths);
 }
 
+/* `to` is a new name, or that of a removed sequence. */
 static int32_t step_fork(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq parent, child;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &parent);
-  if (!status && t->n_sequences == MAX_SEQUENCES) return runner_error(t, "too many sequences");
+  int is_new;
+  const char *to = text_field(step, "to", "");
+  int32_t status = find_sequence(t, step, &parent);
+  if (!status && !sequence_place(t, to, &is_new)) return runner_error(t, "fork has no name for the child, or there are too many");
   if (!status) status = t->lib.seq_fork(t->cache, parent, UINT64_MAX, &child);
   if (status) return status;
-  snprintf(t->sequences[t->n_sequences].name, sizeof t->sequences[0].name, "%s", text_field(step, "to", ""));
-  t->sequences[t->n_sequences++].id = child;
+  keep_sequence(t, to, child);
   return add_lengths(t, child, result, &lengths);
 }
 
 static int32_t step_remove(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq id;
   (void)result;
-  const int32_t status = find_sequence(t, step, "seq", &id);
+  const int32_t status = find_sequence(t, step, &id);
   return status ? status : t->lib.seq_remove(t->cache, id);
 }
 
@@ -221,7 +234,7 @@ static int32_t export_wire(library_target *t, kvq_seq id, const cJSON *step, uin
 static int32_t step_export(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq id;
   kvq_lengths lengths;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (!status) status = add_lengths(t, id, NULL, &lengths);
   if (status) return status;
   const uint32_t tensor = strcmp(text_field(step, "tensor", "k"), "v") ? KVQ_TENSOR_K : KVQ_TENSOR_V;
@@ -280,7 +293,7 @@ static int32_t run_attend(library_target *t, kvq_seq id, const cJSON *step, cons
 static int32_t step_attend(library_target *t, const cJSON *step, cJSON *result) {
   kvq_seq id;
   array q, sinks;
-  int32_t status = find_sequence(t, step, "seq", &id);
+  int32_t status = find_sequence(t, step, &id);
   if (status) return status;
   memset(&sinks, 0, sizeof sinks);
   const cJSON *given = cJSON_GetObjectItemCaseSensitive(step, "sinks");

@@ -137,19 +137,13 @@ static void policy_text(const cJSON *step, char *text, size_t room) {
                            : (size_t)snprintf(text + n, room - n, "%c%s=%.0f", separator, f->string, f->valuedouble);
     separator = ',';
   }
-  const cJSON *budgets = cJSON_GetObjectItemCaseSensitive(step, "budgets"), *b; /* a list: joined with '+' */
-  if (cJSON_IsArray(budgets) && n < room) {
-    n += (size_t)snprintf(text + n, room - n, "%cbudgets=", separator);
-    cJSON_ArrayForEach(b, budgets) if (n < room) n += (size_t)snprintf(text + n, room - n, "%s%.0f", b == budgets->child ? "" : "+", b->valuedouble);
-    separator = ',';
-  }
   if (separator == ',' && n < room) snprintf(text + n, room - n, ")");
 }
 
 /* What a policy yields, by name. */
 static void add_decision(const cJSON *step, cJSON *result, const void *bytes, size_t n) {
   const char *name = text_field(step, "name", "");
-  const int widths = !strcmp(name, "blockgtq") || !strcmp(name, "pair-widths") || !strcmp(name, "pmkvq-shrink") ||
+  const int widths = !strcmp(name, "blockgtq") || !strcmp(name, "pair-widths") ||
                      (!strcmp(name, "chanmix") && cJSON_GetObjectItemCaseSensitive(step, "range"));
   if (widths) {
     cJSON_AddItemToObject(result, "bits", array_json(DT_U8, 1, &n, bytes));
@@ -161,22 +155,55 @@ static void add_decision(const cJSON *step, cJSON *result, const void *bytes, si
   }
 }
 
+/* One decision; *bytes is to be freed. */
+static int32_t decide(library_target *t, const kvq_policy *policy, uint8_t **bytes, size_t *n) {
+  *n = 0;
+  *bytes = NULL;
+  int32_t status = t->lib.policy_decide(policy, NULL, 0, n);
+  if (status != KVQ_E_SIZE) return status;
+  *bytes = malloc(*n + 1);
+  return t->lib.policy_decide(policy, *bytes, *n, n);
+}
+
+/* pmkvq-shrink: the width of `tokens` packed tokens under each budget, one decision a budget. */
+static int32_t step_shrink(library_target *t, const cJSON *step, cJSON *result) {
+  const cJSON *budgets = cJSON_GetObjectItemCaseSensitive(step, "budgets"), *budget;
+  uint8_t widths[256];
+  size_t count = 0, n;
+  cJSON_ArrayForEach(budget, budgets) {
+    char text[256], number[32];
+    uint8_t *bytes;
+    kvq_policy policy;
+    if (count == sizeof widths) return runner_error(t, "too many budgets");
+    snprintf(number, sizeof number, "%.0f", budget->valuedouble);
+    snprintf(text, sizeof text, "pmkvq-shrink(budget=%s,kv_heads=%.0f,dim_k=%.0f,dim_v=%.0f)", cJSON_IsString(budget) ? budget->valuestring : number,
+             number_field(step, "kv_heads", 0), number_field(step, "dim_k", 0), number_field(step, "dim_v", 0));
+    memset(&policy, 0, sizeof policy);
+    policy.struct_size = sizeof policy;
+    policy.text = text;
+    policy.n_tokens = (uint64_t)number_field(step, "tokens", 0);
+    const int32_t status = decide(t, &policy, &bytes, &n);
+    if (!status && n == 1) widths[count++] = *bytes;
+    free(bytes);
+    if (status) return status;
+  }
+  cJSON_AddItemToObject(result, "bits", array_json(DT_U8, 1, &count, widths));
+  return KVQ_OK;
+}
+
 static int32_t step_policy(library_target *t, const cJSON *step, cJSON *result) {
   policy_inputs in;
   char text[1024];
+  if (!strcmp(text_field(step, "name", ""), "pmkvq-shrink")) return step_shrink(t, step, result);
   const char *wrong = read_policy(step, &in);
   if (wrong) return runner_error(t, wrong);
   policy_text(step, text, sizeof text);
   in.policy.text = text;
-  size_t needed = 0;
-  uint8_t *buf = NULL;
-  int32_t status = t->lib.policy_decide(&in.policy, NULL, 0, &needed);
-  if (status == KVQ_E_SIZE) {
-    buf = malloc(needed + 1);
-    status = t->lib.policy_decide(&in.policy, buf, needed, &needed);
-  }
-  if (!status) add_decision(step, result, buf, needed);
-  free(buf);
+  size_t n;
+  uint8_t *bytes;
+  const int32_t status = decide(t, &in.policy, &bytes, &n);
+  if (!status) add_decision(step, result, bytes, n);
+  free(bytes);
   free_policy(&in);
   return status;
 }

@@ -1,7 +1,8 @@
 /* kvq-conform: run conformance vectors against a library or a command.
  *
  * Each file runs in a child process with a time limit, so a crash or a hang is a failed test and not the end of the run.  The child
- * reports "S name" before a test, then "P" or "F sentence" after it; a child that ends in between has failed that test. */
+ * reports a line "S name" before a test and "P", "F" or "K" with name and sentence after it: passed, failed, skipped.  A child that
+ * ends in between has failed that test. */
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -23,7 +24,7 @@ typedef struct {
 } options;
 
 typedef struct {
-  int passed, failed;
+  int passed, failed, skipped;
   cJSON *failures;
 } totals;
 
@@ -31,7 +32,7 @@ static const char USAGE[] =
     "usage: kvq-conform (--lib PATH | --exec COMMAND) --vectors DIR [options]\n"
     "  --lib PATH        a shared library with the C ABI of kvq.h (opened with dlopen)\n"
     "  --exec COMMAND    a program that answers steps as JSON lines on stdin and stdout\n"
-    "  --vectors DIR     every *.json below DIR is run (manifest.json is skipped)\n"
+    "  --vectors DIR     every *.json below DIR is run, except manifest.json\n"
     "  --level L0..L4    run levels up to this one (L4): L0 ABI, L1 codecs and policies, L2 sequences, L3 attention, L4 snapshots\n"
     "  --backend NAME    cpu (default) or cuda, with --lib\n"
     "  --filter TEXT     only tests whose suite/group/id contains TEXT\n"
@@ -39,8 +40,6 @@ static const char USAGE[] =
     "  --json FILE       write the results as JSON\n"
     "  --verbose         print passed tests too\n"
     "Exit status: 0 all passed, 1 a test failed or none ran, 2 wrong usage.\n";
-
-static void pass(totals *t) { t->passed++; }
 
 static void fail_test(totals *t, const char *name, const char *why) {
   t->failed++;
@@ -53,32 +52,62 @@ static void fail_test(totals *t, const char *name, const char *why) {
 
 /* ---- the child */
 
-static void child_report(void *user, const char *name, const char *why) {
-  FILE *pipe_end = user;
+typedef struct {
+  const options *o;
+  FILE *pipe_end;
+} child_context;
+
+static void write_line(FILE *to, char kind, const char *name, const char *why) {
   char line[1200];
-  snprintf(line, sizeof line, "%s %s\t%s", why ? "F" : "P", name, why ? why : "");
+  snprintf(line, sizeof line, "%c %s\t%s", kind, name, why);
   for (char *p = line; *p; p++)
     if (*p == '\n') *p = ' ';
-  fprintf(pipe_end, "%s\n", line);
-  fflush(pipe_end);
+  fprintf(to, "%s\n", line);
+  fflush(to);
 }
 
-static int child(const options *o, const char *path, FILE *pipe_end) {
-  char error[512] = "";
-  target *t = o->library ? target_open_library(o->library, o->backend, error, sizeof error) : target_open_command(o->command, error, sizeof error);
-  if (!t) {
-    child_report(pipe_end, path, error);
-    return 0;
-  }
+static void child_report(void *user, const char *name, const outcome *what, const char *why) {
+  const child_context *c = user;
+  write_line(c->pipe_end, what ? (char)*what : 'S', name, why ? why : "");
+}
+
+static target *child_open(void *user, char *error, size_t size) {
+  const options *o = ((const child_context *)user)->o;
+  return o->library ? target_open_library(o->library, o->backend, error, size) : target_open_command(o->command, error, size);
+}
+
+static void child(const options *o, const char *path, FILE *pipe_end) {
+  child_context context = {o, pipe_end};
+  const run_calls calls = {child_open, child_report, &context};
+  setpgid(0, 0); /* so that the parent can end what a command leaves behind */
   alarm((unsigned)o->limit);
-  const char *wrong = run_file(path, t, &o->choice, child_report, pipe_end);
-  if (wrong) child_report(pipe_end, path, wrong);
-  t->close(t);
+  const char *wrong = run_file(path, &o->choice, &calls);
+  if (wrong) write_line(pipe_end, OUTCOME_FAILED, path, wrong);
   fputs("E\n", pipe_end); /* the file was run to its end */
-  return 0;
 }
 
 /* ---- the parent */
+
+/* Count one line of the child; `running` is the test that it is in, empty between tests. */
+static void count_line(const options *o, char *line, char running[300], totals *all) {
+  char *why = strchr(line, '\t');
+  if (!why) return;
+  *why++ = 0;
+  const char *name = line + 2;
+  snprintf(running, 300, "%.299s", line[0] == 'S' ? name : "");
+  if (line[0] == OUTCOME_FAILED) fail_test(all, name, why);
+  if (line[0] == OUTCOME_PASSED) all->passed++;
+  if (line[0] == OUTCOME_SKIPPED) all->skipped++;
+  if (o->verbose && line[0] == OUTCOME_PASSED) printf("passed  %s\n", name);
+  if (o->verbose && line[0] == OUTCOME_SKIPPED) printf("skipped %s\n        %s\n", name, why);
+}
+
+static void report_end(int status, const char *running, const char *path, totals *all) {
+  char why[500];
+  const char *how = !WIFSIGNALED(status) ? "ended" : WTERMSIG(status) == SIGALRM ? "ran past the time limit" : strsignal(WTERMSIG(status));
+  snprintf(why, sizeof why, "the process of %s: %s", path, how);
+  fail_test(all, running[0] ? running : path, why);
+}
 
 static void run_in_child(const options *o, const char *path, totals *all) {
   int fd[2];
@@ -91,36 +120,24 @@ static void run_in_child(const options *o, const char *path, totals *all) {
   if (pid == 0) {
     close(fd[0]);
     FILE *pipe_end = fdopen(fd[1], "w");
-    const int status = child(o, path, pipe_end);
+    child(o, path, pipe_end);
     fclose(pipe_end);
-    _exit(status);
+    _exit(0);
   }
   close(fd[1]);
   FILE *from = fdopen(fd[0], "r");
-  char line[1300], last[300] = "(before the first test)";
-  int ended = 0;
-  while (fgets(line, sizeof line, from)) {
+  char line[1300], running[300] = "";
+  int ended = 0, status = 0;
+  while (!ended && fgets(line, sizeof line, from)) {
     line[strcspn(line, "\n")] = 0;
     if (line[0] == 'E') ended = 1;
-    char *why = strchr(line, '\t');
-    if (!why) continue;
-    *why++ = 0;
-    snprintf(last, sizeof last, "%.299s", line + 2);
-    if (line[0] == 'P') {
-      pass(all);
-      if (o->verbose) printf("passed  %s\n", line + 2);
-    } else {
-      fail_test(all, line + 2, why);
-    }
+    count_line(o, line, running, all);
   }
   fclose(from);
-  int status = 0;
   waitpid(pid, &status, 0);
-  if (WIFSIGNALED(status) || !ended) {
-    char why[500];
-    snprintf(why, sizeof why, "the process %s after test %s", WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "ran past the time limit"
-             : WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "ended", last);
-    fail_test(all, path, why);
+  if (!ended) {
+    kill(-pid, SIGKILL);
+    report_end(status, running, path, all);
   }
 }
 
@@ -186,6 +203,7 @@ static void write_json(const options *o, const totals *all) {
   cJSON_AddNumberToObject(root, "level", o->choice.level);
   cJSON_AddNumberToObject(root, "passed", all->passed);
   cJSON_AddNumberToObject(root, "failed", all->failed);
+  cJSON_AddNumberToObject(root, "skipped", all->skipped);
   cJSON_AddItemReferenceToObject(root, "failures", all->failures);
   char *text = cJSON_Print(root);
   FILE *f = fopen(o->json, "w");
@@ -197,7 +215,7 @@ static void write_json(const options *o, const totals *all) {
 
 int main(int argc, char **argv) {
   options o = {.backend = "cpu"};
-  totals all = {0, 0, cJSON_CreateArray()};
+  totals all = {0, 0, 0, cJSON_CreateArray()};
   if (!parse_options(argc, argv, &o)) {
     fputs(USAGE, stderr);
     return 2;
@@ -217,7 +235,7 @@ int main(int argc, char **argv) {
   free(files);
   if (o.json) write_json(&o, &all);
   if (all.passed + all.failed == 0) printf("no test ran: nothing below %s matches\n", o.vectors ? o.vectors : "(no vectors)");
-  printf("%d passed, %d failed\n", all.passed, all.failed);
+  printf("%d passed, %d failed, %d skipped\n", all.passed, all.failed, all.skipped);
   cJSON_Delete(all.failures);
   return all.failed || !all.passed;
 }

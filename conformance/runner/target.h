@@ -4,13 +4,17 @@
 #define KVQ_CONFORM_TARGET_H
 
 #include <cjson/cJSON.h>
+#include <stddef.h>
+
+enum { BEGIN_OK = 0, BEGIN_SKIP = 1, BEGIN_BROKEN = -1 };
 
 typedef struct target target;
 struct target {
-  /* Forget all state; a new test begins.  0, or -1 with `error` filled. */
+  /* Forget all state; a new test begins.  BEGIN_SKIP: a flag names something that is not offered; `error` says what.
+   * BEGIN_BROKEN: `error` says why nothing works any more. */
   int (*begin)(target *self, const cJSON *flags);
   /* Execute one step.  Returns the results (to be deleted by the caller) and the status name; NULL with `error` filled if the target
-   * broke: no answer, or one that is no JSON. */
+   * broke: no answer, or one that is no JSON.  With a status other than OK `error` may explain it. */
   cJSON *(*step)(target *self, const cJSON *step, char status[32]);
   void (*close)(target *self);
   char error[512];

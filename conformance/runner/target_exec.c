@@ -32,14 +32,24 @@ static cJSON *exchange(exec_target *t, cJSON *message) {
   return answer;
 }
 
+/* {"ok": true}, or {"skip": "why"} if a flag names something that the command does not offer. */
 static int exec_begin(target *self, const cJSON *flags) {
   cJSON *message = cJSON_CreateObject();
   cJSON_AddStringToObject(message, "cmd", "begin");
   cJSON_AddItemToObject(message, "flags", flags ? cJSON_Duplicate(flags, 1) : cJSON_CreateArray());
   cJSON *answer = exchange((exec_target *)self, message);
-  if (!answer) return -1;
+  if (!answer) return BEGIN_BROKEN;
+  const cJSON *skip = cJSON_GetObjectItemCaseSensitive(answer, "skip");
+  if (cJSON_IsString(skip)) snprintf(self->error, sizeof self->error, "%s", skip->valuestring);
+  const int begun = cJSON_IsString(skip) ? BEGIN_SKIP : BEGIN_OK;
   cJSON_Delete(answer);
-  return 0;
+  return begun;
+}
+
+/* Why an answer is none: its own "error", or the lack of a status. */
+static void explain(target *self, const cJSON *answer) {
+  const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
+  snprintf(self->error, sizeof self->error, "%s", cJSON_IsString(error) ? error->valuestring : "the answer has no status");
 }
 
 static cJSON *exec_step(target *self, const cJSON *step, char status[32]) {
@@ -50,13 +60,14 @@ static cJSON *exec_step(target *self, const cJSON *step, char status[32]) {
   cJSON_DeleteItemFromObject(copy, "status");
   cJSON_AddItemToObject(message, "step", copy);
   cJSON *answer = exchange((exec_target *)self, message);
-  const cJSON *name = cJSON_GetObjectItemCaseSensitive(answer, "status");
+  const cJSON *name = cJSON_GetObjectItemCaseSensitive(answer, "status"), *detail = cJSON_GetObjectItemCaseSensitive(answer, "detail");
   if (!answer || !cJSON_IsString(name)) {
-    if (answer) snprintf(self->error, sizeof self->error, "the answer has no status");
+    if (answer) explain(self, answer);
     cJSON_Delete(answer);
     return NULL;
   }
   snprintf(status, 32, "%s", name->valuestring);
+  if (cJSON_IsString(detail)) snprintf(self->error, sizeof self->error, "%s", detail->valuestring);
   cJSON *result = cJSON_DetachItemFromObject(answer, "result");
   cJSON_Delete(answer);
   return result ? result : cJSON_CreateObject();
