@@ -8,15 +8,16 @@ from pathlib import Path
 MAX_LINES = 600
 
 # What a folder of src/ may include besides itself, kvq.h and the standard library.
+PARTS = {"recipe", "policy", "codec", "backend", "util"}
 MAY_INCLUDE = {
     "util": set(),
     "codec": {"util"},
-    "policy": {"codec", "util"},
-    "recipe": {"codec", "policy", "util"},
-    "backend": {"codec", "policy", "util"},
+    "policy": PARTS,
+    "recipe": PARTS,
+    "backend": PARTS,
     "cpu": {"backend", "codec", "util"},
-    "engine": {"recipe", "policy", "codec", "backend", "util"},
-    "capi": {"engine", "recipe", "policy", "codec", "backend", "cpu", "util"},
+    "engine": PARTS,
+    "capi": PARTS | {"engine"},
 }
 
 

@@ -18,6 +18,7 @@ system_packages=(
   "python3-dev   python3 -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_paths()[\"include\"], \"Python.h\"))'"
   "libzstd-dev   has_header zstd.h"
   "libcjson-dev  has_header cjson/cJSON.h"
+  "libcli11-dev  has_header CLI/CLI.hpp"
   "libcatch2-dev has_header catch2/catch_test_macros.hpp"
 )
 

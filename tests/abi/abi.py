@@ -1,8 +1,8 @@
 """Checks of the binary interface.
 
-  abi.py generate HEADER OUT.c      write a program that prints constants, layouts and prototypes
-  abi.py golden PROGRAM GOLDEN      compare what it prints with the golden table (KVQ_UPDATE_GOLDEN=1 writes the table)
-  abi.py symbols LIBRARY HEADER     compare the library's exported symbols with the functions that the header declares
+abi.py generate HEADER OUT.c      write a program that prints constants, layouts and prototypes
+abi.py golden PROGRAM GOLDEN      compare what it prints with the golden table (KVQ_UPDATE_GOLDEN=1 writes the table)
+abi.py symbols LIBRARY HEADER     compare the library's exported symbols with the functions that the header declares
 """
 
 import difflib

@@ -65,11 +65,21 @@ Input mutate(const std::vector<Input> &corpus, kvq_test::Random &random) {
     const size_t at = random.below(input.size() + 1);
     const uint8_t byte = static_cast<uint8_t>(random.bits());
     switch (random.below(6)) {
-      case 0: input.insert(input.begin() + at, byte); break;
-      case 1: if (at < input.size()) input[at] = byte; break;
-      case 2: if (at < input.size()) input[at] ^= 1 << (byte & 7); break;
-      case 3: if (at < input.size()) input.erase(input.begin() + at, input.begin() + std::min(input.size(), at + 1 + byte % 8)); break;
-      case 4: if (at < input.size()) input[at] = "0123456789=,;()/"[byte & 15]; break;
+      case 0:
+        input.insert(input.begin() + at, byte);
+        break;
+      case 1:
+        if (at < input.size()) input[at] = byte;
+        break;
+      case 2:
+        if (at < input.size()) input[at] ^= 1 << (byte & 7);
+        break;
+      case 3:
+        if (at < input.size()) input.erase(input.begin() + at, input.begin() + std::min(input.size(), at + 1 + byte % 8));
+        break;
+      case 4:
+        if (at < input.size()) input[at] = "0123456789=,;()/"[byte & 15];
+        break;
       default: {  // continue with another input's end
         const Input &other = corpus[random.below(corpus.size())];
         input.resize(at);
