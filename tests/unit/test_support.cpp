@@ -42,7 +42,7 @@ TEST_CASE("attention of one token is its value, and a learned sink takes its sha
     for (int c = 0; c < 4; ++c) logit += static_cast<double>(q[head * 4 + c]) * k[c] / 2;
     const double weight = 1 / (1 + std::exp(sinks[head] - logit));
     CHECK(std::fabs(r.out[head * 3 + 2] - 3 * weight) < 1e-12);
-    CHECK(std::fabs(r.lse[head] - std::log(std::exp(logit) + std::exp(sinks[head]))) < 1e-12);
+    CHECK(std::fabs(r.lse[head] - std::log(std::exp(logit) + std::exp(static_cast<double>(sinks[head])))) < 1e-12);
   }
 }
 
