@@ -34,7 +34,7 @@ struct DecisionInput {
 //   pmkvq-shrink(budget,kv_heads,dim_k,dim_v)     the width of n_tokens packed tokens under a layer's budget in bytes
 Status decide_policy(std::string_view text, const DecisionInput &input, std::pmr::vector<uint8_t> *out);
 
-// Statistics of k and q.  `statistics` is empty; its values stay so.
+// Add k and q to `statistics`, which is given its sizes if it has none.  The sums of values stay as they are.
 Status collect_statistics(const DecisionInput &input, HeadStatistics *statistics);
 
 }  // namespace kvq

@@ -46,7 +46,7 @@ Status parse_call(std::string_view text, Call *call) {
   if (call->name.empty()) return fail(KVQ_E_INVALID, "'%.*s' has no name", length(text), text.data());
   if (open == std::string_view::npos) return KVQ_OK;
   std::string_view inside = text.substr(open + 1);
-  if (find_outside(inside, ')') != inside.size() - 1)
+  if (inside.empty() || find_outside(inside, ')') != inside.size() - 1)
     return fail(KVQ_E_INVALID, "'%.*s' does not end with the parenthesis that closes its list of keys", length(text), text.data());
   inside.remove_suffix(1);
   for (bool more = true; more;) {

@@ -169,6 +169,7 @@ TEST_CASE("policy keys are checked") {
   };
   CHECK_THAT(pnmix(""), ContainsSubstring("needs the key r"));
   CHECK_THAT(pnmix("()"), ContainsSubstring("key=value"));
+  CHECK_THAT(pnmix("("), ContainsSubstring("parenthesis"));
   CHECK_THAT(pnmix("(r=1/2"), ContainsSubstring("parenthesis"));
   CHECK_THAT(pnmix("(r=1/2)x"), ContainsSubstring("parenthesis"));
   CHECK_THAT(pnmix("(r=3/2)"), ContainsSubstring("above 1"));
