@@ -29,8 +29,8 @@ inline AffineCoder affine_coder(AffineParams params, uint32_t levels, ParamType 
   return s == 0.0f ? AffineCoder{z, 1.0f, 0.0f} : AffineCoder{z, s, float(levels - 1)};
 }
 
-// The clamp comes before the rounding, which is the same because its bounds are integers; then q + 1.5 * 2^23, whose last bit is 1,
-// is rounded to nearest even by the addition itself.
+// The clamp comes before the rounding, which is the same because its bounds are integers; then q + 1.5 * 2^23, whose last bit is
+// 1, is rounded to nearest even by the addition itself.
 inline uint8_t affine_code(float x, float zero, float step, float top) {
   float q = (x - zero) / step;
   q = q > 0.0f ? q : 0.0f;

@@ -11,8 +11,20 @@ struct Radix {
   uint32_t levels, digits, bits;
 };
 
-inline constexpr Radix kRadices[] = {{2, 1, 1},  {3, 5, 8},  {4, 1, 2},  {5, 3, 7},  {6, 5, 13},  {7, 6, 17},
-                                     {8, 1, 3},  {16, 1, 4}, {32, 1, 5}, {64, 1, 6}, {128, 1, 7}, {256, 1, 8}};
+inline constexpr Radix kRadices[] = {
+    {2, 1, 1},
+    {3, 5, 8},
+    {4, 1, 2},
+    {5, 3, 7},
+    {6, 5, 13},
+    {7, 6, 17},
+    {8, 1, 3},
+    {16, 1, 4},
+    {32, 1, 5},
+    {64, 1, 6},
+    {128, 1, 7},
+    {256, 1, 8},
+};
 
 // levels == 1 (width 0) has words of no bits.
 constexpr Radix find_radix(uint32_t levels) {

@@ -15,7 +15,8 @@
 namespace kvq {
 namespace {
 
-// tree() in every lane.  v is overwritten.  Padding with +0 changes nothing but the sign of a zero, so an odd element moves up alone.
+// tree() in every lane.  v is overwritten.  Padding with +0 changes nothing but the sign of a zero, so an odd element moves up
+// alone.
 void tree_lanes(RowLanes *v, uint32_t n, float *sum) {
   for (; n > 1; n = (n + 1) / 2)
     for (uint32_t i = 0; i < (n + 1) / 2; i++)
@@ -63,10 +64,14 @@ void sum_levels(const Book &book, const RowLanes *y, uint32_t width, const uint8
 float row_scale(ScaleRule rule, float a, float n, float sigma, uint64_t s, float p) {
   if (s == 0 || n == 0.0f) return 0.0f;
   switch (rule) {
-    case ScaleRule::plain: return sigma;
-    case ScaleRule::ls: return p / (a * float(s));
-    case ScaleRule::unbiased: return p > 0.0f ? n * n / (a * p) : 0.0f;
-    default: return n / (a * std::sqrt(float(s)));
+    case ScaleRule::plain:
+      return sigma;
+    case ScaleRule::ls:
+      return p / (a * float(s));
+    case ScaleRule::unbiased:
+      return p > 0.0f ? n * n / (a * p) : 0.0f;
+    default:
+      return n / (a * std::sqrt(float(s)));
   }
 }
 
@@ -164,17 +169,18 @@ constexpr Descriptor book_rows(std::string_view name, std::span<const TextKey *c
   return record;
 }
 
-constexpr const TextKey *kLloydKeys[] = {&keys::levels, &keys::scale,       &keys::rotate_on,
-                                         &keys::seed,   &keys::params_e5m3, &keys::center};
-constexpr const TextKey *kWidthKeys[] = {&keys::widths, &keys::scale,       &keys::rotate_on,
-                                         &keys::seed,   &keys::params_e5m3, &keys::center};
-constexpr const TextKey *kSplitKeys[] = {&keys::high,      &keys::low,  &keys::mask,        &keys::scale,
+constexpr const TextKey *kLloydKeys[] = {&keys::levels, &keys::scale, &keys::rotate_on,
+                                         &keys::seed, &keys::params_e5m3, &keys::center};
+constexpr const TextKey *kWidthKeys[] = {&keys::widths, &keys::scale, &keys::rotate_on,
+                                         &keys::seed, &keys::params_e5m3, &keys::center};
+constexpr const TextKey *kSplitKeys[] = {&keys::high, &keys::low, &keys::mask, &keys::scale,
                                          &keys::rotate_on, &keys::seed, &keys::params_e5m3, &keys::center};
 
 }  // namespace
 
 constexpr Descriptor kLloyd = book_rows("lloyd", kLloydKeys, arrange_lloyd);
-constexpr Descriptor kWidthGroups = with_table(book_rows("width-groups", kWidthKeys, arrange_width_groups), TableUnit::pair, 1, 8);
+constexpr Descriptor kWidthGroups =
+    with_table(book_rows("width-groups", kWidthKeys, arrange_width_groups), TableUnit::pair, 1, 8);
 constexpr Descriptor kChannelSplit =
     with_table(book_rows("channel-split", kSplitKeys, arrange_channel_split), TableUnit::channel, 0, 1);
 

@@ -26,9 +26,18 @@ constexpr Book book() {
 
 constexpr Book kNone;
 constexpr Book kBooks[] = {
-    book<book_data::kNormal2>(),  book<book_data::kNormal3>(),  book<book_data::kNormal4>(),   book<book_data::kNormal5>(),
-    book<book_data::kNormal6>(),  book<book_data::kNormal7>(),  book<book_data::kNormal8>(),   book<book_data::kNormal16>(),
-    book<book_data::kNormal32>(), book<book_data::kNormal64>(), book<book_data::kNormal128>(), book<book_data::kNormal256>(),
+    book<book_data::kNormal2>(),
+    book<book_data::kNormal3>(),
+    book<book_data::kNormal4>(),
+    book<book_data::kNormal5>(),
+    book<book_data::kNormal6>(),
+    book<book_data::kNormal7>(),
+    book<book_data::kNormal8>(),
+    book<book_data::kNormal16>(),
+    book<book_data::kNormal32>(),
+    book<book_data::kNormal64>(),
+    book<book_data::kNormal128>(),
+    book<book_data::kNormal256>(),
 };
 
 }  // namespace

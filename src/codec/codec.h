@@ -80,11 +80,11 @@ struct HeadFormat {
   explicit HeadFormat(std::pmr::memory_resource *memory) : codec{}, channel(memory), classes(memory), table(memory), mu(memory) {}
   Codec codec;                            // its own table is empty; see `table`
   HeadShape shape;
-  std::pmr::vector<uint32_t> channel;     // [dim] slot -> channel.  polar: channel[j] = j; slots [0, dim/2) radii, then angles, of pair j % (dim/2)
+  std::pmr::vector<uint32_t> channel;     // [dim] slot -> channel.  polar: the slot; radii, then angles, of pair j % (dim/2)
   std::pmr::vector<SlotClass> classes;    // ascending slots, none empty; pair-mix: low, high.  kitty: one class of 16 levels
   std::pmr::vector<uint8_t> table;        // as given
   std::pmr::vector<uint16_t> mu;          // fp16 [dim] with center=1, else empty
-  uint32_t token_params = 0;              // row codecs: parameters per token.  affine-token: [group]{s, z}; codebook rows: [class] h
+  uint32_t token_params = 0;              // of row codecs.  affine-token: [group]{s, z}; codebook rows: [class] h
 };
 
 // Build the format of one head.  table: as Codec::table, empty where table_entries is 0; mu: fp16 [dim] if codec.center.

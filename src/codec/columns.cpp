@@ -59,7 +59,8 @@ void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Bl
   for (uint32_t first = 0, g = 0; first < block->tokens; first += group, g++) {
     for (uint32_t t = 0; t < group; t++) codec.load(format, x + (first + t) * token_stride, values.data() + size_t(t) * dim);
     codec.rules(format, values.data(), rules, block->boosted.empty() ? nullptr : block->boosted.data() + size_t(g) * dim);
-    encode_group(format, values.data(), rules, block->params.data() + size_t(g) * dim * 2, block->codes.data() + size_t(first) * dim);
+    encode_group(format, values.data(), rules, block->params.data() + size_t(g) * dim * 2,
+                 block->codes.data() + size_t(first) * dim);
   }
 }
 
@@ -87,7 +88,8 @@ void load(const HeadFormat &format, const uint16_t *x, uint16_t *values) {
 }
 
 void class_rules(const HeadFormat &format, const uint16_t *, ColumnRule *rules, uint8_t *) {
-  for (const SlotClass &cls : format.classes) std::fill_n(rules + cls.first, cls.count, ColumnRule{cls.levels, format.codec.midpoint});
+  for (const SlotClass &cls : format.classes)
+    std::fill_n(rules + cls.first, cls.count, ColumnRule{cls.levels, format.codec.midpoint});
 }
 
 void store(const HeadFormat &format, const float *values, float *out) {

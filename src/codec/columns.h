@@ -64,9 +64,11 @@ uint8_t *write_streams(const HeadFormat &format, const uint8_t *codes, const uin
 const char *read_streams(const HeadFormat &format, const uint8_t **wire, uint8_t *codes, uint8_t *boosted);
 
 // A plane: `width` bits of the codes of one slot over the group, from bit `shift` on, LSB first (whole bytes by the choice of G).
-uint8_t *write_plane(const HeadFormat &format, const uint8_t *codes, uint32_t slot, uint32_t shift, uint32_t width, uint8_t *wire);
+uint8_t *write_plane(const HeadFormat &format, const uint8_t *codes, uint32_t slot, uint32_t shift, uint32_t width,
+                     uint8_t *wire);
 // Adds the plane to codes that have 0 there.
-const uint8_t *read_plane(const HeadFormat &format, const uint8_t *wire, uint32_t slot, uint32_t shift, uint32_t width, uint8_t *codes);
+const uint8_t *read_plane(const HeadFormat &format, const uint8_t *wire, uint32_t slot, uint32_t shift, uint32_t width,
+                          uint8_t *codes);
 
 }  // namespace columns
 }  // namespace kvq

@@ -20,7 +20,8 @@ Status read_params(const HeadFormat &format, const ChannelOrder &order, const ui
   const ParamType type = format.codec.params;
   for (uint32_t c = 0; c < format.shape.dim; c++) {
     const uint32_t j = order.slot[c];
-    if (!read_param(wire, type, ParamRole::scale, &params[2 * j])) return corrupt(format, "a scale is not finite, negative or -0");
+    if (!read_param(wire, type, ParamRole::scale, &params[2 * j]))
+      return corrupt(format, "a scale is not finite, negative or -0");
     if (!read_param(wire, type, ParamRole::zero, &params[2 * j + 1])) return corrupt(format, "a zero is not finite");
     if (levels[j] == 1 && params[2 * j]) return corrupt(format, "the scale of a channel of width 0 is not 0");
   }
@@ -68,7 +69,8 @@ const char *read_streams(const HeadFormat &format, const uint8_t **wire, uint8_t
   return nullptr;
 }
 
-uint8_t *write_plane(const HeadFormat &format, const uint8_t *codes, uint32_t slot, uint32_t shift, uint32_t width, uint8_t *wire) {
+uint8_t *write_plane(const HeadFormat &format, const uint8_t *codes, uint32_t slot, uint32_t shift, uint32_t width,
+                     uint8_t *wire) {
   CodeWriter writer(wire, 1u << width);
   for (size_t t = 0; t < format.codec.group; t++)
     writer.put(uint8_t(codes[t * format.shape.dim + slot] >> shift & ((1u << width) - 1)));

@@ -9,8 +9,8 @@ namespace kvq {
 namespace {
 
 // In the order of Kind.
-constexpr const Descriptor *kTable[kKinds] = {&kRaw,          &kAffineChannel, &kAffineToken,   &kLloyd, &kPairMix,    &kWidthGroups,
-                                              &kChannelSplit, &kKitty,         &kChannelWidths, &kPolar, &kProgressive};
+constexpr const Descriptor *kTable[kKinds] = {&kRaw, &kAffineChannel, &kAffineToken, &kLloyd, &kPairMix, &kWidthGroups,
+                                              &kChannelSplit, &kKitty, &kChannelWidths, &kPolar, &kProgressive};
 
 bool is_raw(const Codec &codec) { return codec.kind == Kind::raw || (codec.kind == Kind::progressive && codec.levels == 0); }
 

@@ -164,23 +164,23 @@ using View = std::string_view;
 using Text = std::string;
 
 constexpr TextKey levels = {"levels", kLevels, true, [](View v, Codec *c) { return parse_levels(v, &c->levels); },
-                                  [](const Codec &c, Text *out) { print_number(c.levels, out); }};
+                            [](const Codec &c, Text *out) { print_number(c.levels, out); }};
 constexpr TextKey radius = {"radius", kLevels, true, levels.set, levels.print};
 constexpr TextKey angle = {"angle", kLevels, true, [](View v, Codec *c) { return parse_levels(v, &c->high); },
-                                 [](const Codec &c, Text *out) { print_number(c.high, out); }};
+                           [](const Codec &c, Text *out) { print_number(c.high, out); }};
 constexpr TextKey high = {"high", kLevels, true, angle.set, angle.print};
 constexpr TextKey low = {"low", kLevels, true, [](View v, Codec *c) { return parse_levels(v, &c->low); },
-                               [](const Codec &c, Text *out) { print_number(c.low, out); }};
+                         [](const Codec &c, Text *out) { print_number(c.low, out); }};
 constexpr TextKey low_bits = {"low", "1", true, [](View v, Codec *c) { return parse_only(v, 1, &c->low); }, low.print};
 constexpr TextKey high_bits = {"high", "3", true, [](View v, Codec *c) { return parse_only(v, 3, &c->high); },
-                                     high.print};
+                               high.print};
 
 constexpr TextKey group_tokens = {"group", "1..65536", true, [](View v, Codec *c) { return parse_group(v, 1, &c->group); },
-                                        print_group};
+                                  print_group};
 constexpr TextKey group_tokens_4 = {"group", "a multiple of 4 up to 65536", true,
-                                          [](View v, Codec *c) { return parse_group(v, 4, &c->group); }, print_group};
+                                    [](View v, Codec *c) { return parse_group(v, 4, &c->group); }, print_group};
 constexpr TextKey group_tokens_8 = {"group", "a multiple of 8 up to 65536", true,
-                                          [](View v, Codec *c) { return parse_group(v, 8, &c->group); }, print_group};
+                                    [](View v, Codec *c) { return parse_group(v, 8, &c->group); }, print_group};
 constexpr TextKey group_channels = {
     "group", "a divisor of the head dimension", true,
     [](View v, Codec *c) { return parse_word(v, "D", Codec::kGroupIsDim, &c->group) || parse_group(v, 1, &c->group); },
@@ -188,28 +188,28 @@ constexpr TextKey group_channels = {
 
 constexpr TextKey progressive_bits = {"bits", "16, 8, 4 or 2", true, set_progressive, print_progressive};
 constexpr TextKey midpoint = {"midpoint", kFlag, false, [](View v, Codec *c) { return parse_flag(v, &c->midpoint); },
-                                    [](const Codec &c, Text *out) { print_flag(c.midpoint, false, out); }};
+                              [](const Codec &c, Text *out) { print_flag(c.midpoint, false, out); }};
 constexpr TextKey center = {"center", kFlag, false, [](View v, Codec *c) { return parse_flag(v, &c->center); },
-                                  [](const Codec &c, Text *out) { print_flag(c.center, false, out); }};
+                            [](const Codec &c, Text *out) { print_flag(c.center, false, out); }};
 constexpr TextKey rotate_off = {"rotate", kFlag, false, [](View v, Codec *c) { return parse_flag(v, &c->rotate); },
-                                      [](const Codec &c, Text *out) { print_flag(c.rotate, false, out); }};
+                                [](const Codec &c, Text *out) { print_flag(c.rotate, false, out); }};
 constexpr TextKey rotate_on = {"rotate", kFlag, false, rotate_off.set,
-                                     [](const Codec &c, Text *out) { print_flag(c.rotate, true, out); }};
+                               [](const Codec &c, Text *out) { print_flag(c.rotate, true, out); }};
 constexpr TextKey seed = {"seed", "a decimal number of 64 bits", false,
-                                [](View v, Codec *c) { return parse_number(v, &c->seed); },
-                                [](const Codec &c, Text *out) {
-                                  if (c.seed != Codec::kDefaultSeed) print_number(c.seed, out);
-                                }};
+                          [](View v, Codec *c) { return parse_number(v, &c->seed); },
+                          [](const Codec &c, Text *out) {
+                            if (c.seed != Codec::kDefaultSeed) print_number(c.seed, out);
+                          }};
 constexpr TextKey scale = {"scale", "matched, plain, ls or unbiased", false, set_scale, print_scale};
 constexpr TextKey params_e4m3 = {"params", "e4m3", false,
-                                       [](View v, Codec *c) { return parse_word(v, "e4m3", ParamType::e4m3, &c->params); },
-                                       [](const Codec &c, Text *out) { *out += c.params == ParamType::e4m3 ? "e4m3" : ""; }};
+                                 [](View v, Codec *c) { return parse_word(v, "e4m3", ParamType::e4m3, &c->params); },
+                                 [](const Codec &c, Text *out) { *out += c.params == ParamType::e4m3 ? "e4m3" : ""; }};
 constexpr TextKey params_e5m3 = {"params", "e5m3", false,
-                                       [](View v, Codec *c) { return parse_word(v, "e5m3", ParamType::e5m3, &c->params); },
-                                       [](const Codec &c, Text *out) { *out += c.params == ParamType::e5m3 ? "e5m3" : ""; }};
+                                 [](View v, Codec *c) { return parse_word(v, "e5m3", ParamType::e5m3, &c->params); },
+                                 [](const Codec &c, Text *out) { *out += c.params == ParamType::e5m3 ? "e5m3" : ""; }};
 constexpr TextKey unit_channel = {"unit", "channel", false,
-                                        [](View v, Codec *c) { return parse_word(v, "channel", true, &c->by_channel); },
-                                        [](const Codec &c, Text *out) { *out += c.by_channel ? "channel" : ""; }};
+                                  [](View v, Codec *c) { return parse_word(v, "channel", true, &c->by_channel); },
+                                  [](const Codec &c, Text *out) { *out += c.by_channel ? "channel" : ""; }};
 constexpr TextKey boost = {"boost", "a ratio p/q in 0..1", true, set_boost, print_boost};
 constexpr TextKey mask = {"mask", "hex bytes, bit i of byte j for entry 8j + i", false, set_mask, print_mask};
 constexpr TextKey widths = {"bits", "one digit 0..8 per entry", false, set_widths, print_widths};

@@ -12,7 +12,7 @@ constexpr uint8_t kNotBoosted = 0xff;
 constexpr uint32_t kPlane = 2;  // bits of the low and of the high plane
 
 uint32_t boosted_channels(const Codec &codec, uint32_t dim) {
-  return uint32_t((unsigned __int128)(codec.boost.p)*dim / codec.boost.q);
+  return uint32_t((unsigned __int128)(codec.boost.p) * dim / codec.boost.q);
 }
 
 Status resolve(Codec *codec, const HeadShape &shape) {

@@ -38,17 +38,23 @@ inline float e5m3_to_float(uint8_t h) { return std::bit_cast<float>(uint32_t(h) 
 
 inline uint16_t store_param(float x, ParamType type) {
   switch (type) {
-    case ParamType::e4m3: return float_to_e4m3(x);
-    case ParamType::e5m3: return float_to_e5m3(x);
-    default: return float_to_half(x);
+    case ParamType::e4m3:
+      return float_to_e4m3(x);
+    case ParamType::e5m3:
+      return float_to_e5m3(x);
+    default:
+      return float_to_half(x);
   }
 }
 
 inline float load_param(uint16_t bits, ParamType type) {
   switch (type) {
-    case ParamType::e4m3: return e4m3_to_float(uint8_t(bits));
-    case ParamType::e5m3: return e5m3_to_float(uint8_t(bits));
-    default: return half_to_float(bits);
+    case ParamType::e4m3:
+      return e4m3_to_float(uint8_t(bits));
+    case ParamType::e5m3:
+      return e5m3_to_float(uint8_t(bits));
+    default:
+      return half_to_float(bits);
   }
 }
 

@@ -1,5 +1,5 @@
-// pair-mix (PN-Mix): 3 bits for the channels of salient pairs, 1 bit, usually at bin middles, for the others.  The low bit of every
-// channel is one plane, the upper two bits of salient channels another.
+// pair-mix (PN-Mix): 3 bits for the channels of salient pairs, 1 bit, usually at bin middles, for the others.  The low bit of
+// every channel is one plane, the upper two bits of salient channels another.
 #include <algorithm>
 
 #include "codec/columns.h"
@@ -38,7 +38,8 @@ uint8_t *write_codes(const HeadFormat &format, const uint8_t *codes, const uint8
   const columns::ChannelOrder order(format);
   for (uint32_t c = 0; c < dim; c++) wire = columns::write_plane(format, codes, order.slot[c], 0, low, wire);
   for (uint32_t c = 0; c < dim; c++)
-    if (is_high(format, order.slot[c])) wire = columns::write_plane(format, codes, order.slot[c], low, format.codec.high - low, wire);
+    if (is_high(format, order.slot[c]))
+      wire = columns::write_plane(format, codes, order.slot[c], low, format.codec.high - low, wire);
   return wire;
 }
 
@@ -63,7 +64,7 @@ constexpr ColumnCodec kColumn = {
 };
 
 constexpr const TextKey *kKeys[] = {&keys::low_bits, &keys::high_bits, &keys::group_tokens_8,
-                                    &keys::mask,     &keys::midpoint,  &keys::unit_channel};
+                                    &keys::mask, &keys::midpoint, &keys::unit_channel};
 
 }  // namespace
 

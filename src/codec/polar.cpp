@@ -1,5 +1,5 @@
-// polar (PolarQuant, section 2.4): a pair of channels as radius and angle, each an affine column.  The polynomials are part of the
-// format: plain fp32 steps, the same on every machine.
+// polar (PolarQuant, section 2.4): a pair of channels as radius and angle, each an affine column.  The polynomials are part of
+// the format: plain fp32 steps, the same on every machine.
 #include <cmath>
 
 #include "codec/columns.h"
@@ -46,10 +46,14 @@ SinCos polar_sin_cos(float theta) {
   const float r = (theta - j * kHalfPiHigh) - j * kHalfPiLow, t = r * r;
   const float s = r * polynomial(kSin, t), c = polynomial(kCos, t);
   switch (int32_t(j) & 3) {
-    case 0: return {s, c};
-    case 1: return {c, -s};
-    case 2: return {-s, -c};
-    default: return {-c, s};
+    case 0:
+      return {s, c};
+    case 1:
+      return {c, -s};
+    case 2:
+      return {-s, -c};
+    default:
+      return {-c, s};
   }
 }
 

@@ -8,8 +8,8 @@
 namespace kvq {
 namespace progressive {
 
-// From `levels` levels to the next fewer: code' = (2 * code + ratio) div (2 * ratio), s' = hp(ratio * s), where the coarser step is
-// `ratio` finer ones.
+// From `levels` levels to the next fewer: code' = (2 * code + ratio) div (2 * ratio), s' = hp(ratio * s), where the coarser step
+// is `ratio` finer ones.
 struct Shrink {
   uint32_t levels, ratio;
 };

@@ -70,6 +70,8 @@ void unrotate_lanes(float *y, uint32_t width, uint32_t lanes, uint64_t seed, uin
 
 void rotate(float *y, uint32_t width, uint64_t seed, uint32_t tensor, uint32_t k) { rotate_lanes(y, width, 1, seed, tensor, k); }
 
-void unrotate(float *y, uint32_t width, uint64_t seed, uint32_t tensor, uint32_t k) { unrotate_lanes(y, width, 1, seed, tensor, k); }
+void unrotate(float *y, uint32_t width, uint64_t seed, uint32_t tensor, uint32_t k) {
+  unrotate_lanes(y, width, 1, seed, tensor, k);
+}
 
 }  // namespace kvq

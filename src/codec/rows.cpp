@@ -7,7 +7,8 @@
 
 namespace kvq {
 
-void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count, RowLanes *y) {
+void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count,
+               RowLanes *y) {
   const uint32_t *channel = format.channel.data() + cls.first;
   for (uint32_t l = 0; l < kRowLanes; l++) {
     const uint16_t *row = x + l * token_stride;
@@ -31,7 +32,8 @@ void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *
   }
 }
 
-void store_codes(const HeadFormat &format, const SlotClass &cls, const uint8_t (*codes)[kRowLanes], uint32_t count, uint8_t *out) {
+void store_codes(const HeadFormat &format, const SlotClass &cls, const uint8_t (*codes)[kRowLanes], uint32_t count,
+                 uint8_t *out) {
   for (uint32_t l = 0; l < count; l++) {
     uint8_t *row = out + size_t(l) * format.shape.dim + cls.first;
     for (uint32_t j = 0; j < cls.count; j++) row[j] = codes[j][l];

@@ -11,7 +11,8 @@ inline constexpr uint32_t kRowLanes = 8;
 using RowLanes = float[kRowLanes];
 
 // y = x - mu of the channels of a class for `count` tokens; the other lanes are 0.
-void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count, RowLanes *y);
+void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count,
+               RowLanes *y);
 // out[token][channel] = y + mu, never -0.
 void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *y, uint32_t count, float *out);
 

@@ -38,8 +38,8 @@ Status check_shape(const HeadShape &shape) {
   if (r.count < 2 || r.count % 2 || r.count > shape.dim)
     return fail(KVQ_E_INVALID, "rotary_dim %u is not an even number in 2..%u, the head dimension", r.count, shape.dim);
   if (r.first % 2 || r.first > shape.dim - r.count)
-    return fail(KVQ_E_INVALID, "rotary_first %u is not an even number with rotary_first + rotary_dim (%u) <= %u", r.first, r.count,
-                shape.dim);
+    return fail(KVQ_E_INVALID, "rotary_first %u is not an even number with rotary_first + rotary_dim (%u) <= %u", r.first,
+                r.count, shape.dim);
   return KVQ_OK;
 }
 

@@ -44,14 +44,17 @@ Status parse_item(const Descriptor &record, std::string_view item, uint32_t *see
   return KVQ_OK;
 }
 
-Status parse_items(const Descriptor &record, std::string_view items, Codec *codec) {
-  uint32_t seen = 0;
+Status parse_items(const Descriptor &record, std::string_view items, uint32_t *seen, Codec *codec) {
   for (bool more = true; more;) {
     const size_t comma = items.find(',');
     more = comma != items.npos;
-    KVQ_TRY(parse_item(record, items.substr(0, comma), &seen, codec));
+    KVQ_TRY(parse_item(record, items.substr(0, comma), seen, codec));
     if (more) items.remove_prefix(comma + 1);
   }
+  return KVQ_OK;
+}
+
+Status check_required(const Descriptor &record, uint32_t seen) {
   for (size_t i = 0; i < record.keys.size(); i++)
     if (record.keys[i]->required && !(seen >> i & 1u))
       return fail(KVQ_E_INVALID, "codec %s: key '%s' is missing; it must be %s", record.name.data(), record.keys[i]->name.data(),
@@ -72,15 +75,13 @@ Status parse_codec(std::string_view text, bool allow_group_dim, Codec *codec) {
   Codec parsed;
   parsed.kind = kind;
   parsed.rotate = record.rotates;
-  if (open == text.npos) {
-    for (const TextKey *key : record.keys)
-      if (key->required)
-        return fail(KVQ_E_INVALID, "codec %s: key '%s' is missing; it must be %s", record.name.data(), key->name.data(),
-                    key->allowed.data());
-  } else {
-    if (text.back() != ')') return fail(KVQ_E_INVALID, "codec %s: '%s' does not end with ')'", record.name.data(), shown(text).c_str());
-    KVQ_TRY(parse_items(record, text.substr(open + 1, text.size() - open - 2), &parsed));
+  uint32_t seen = 0;
+  if (open != text.npos) {
+    if (text.back() != ')')
+      return fail(KVQ_E_INVALID, "codec %s: '%s' does not end with ')'", record.name.data(), shown(text).c_str());
+    KVQ_TRY(parse_items(record, text.substr(open + 1, text.size() - open - 2), &seen, &parsed));
   }
+  KVQ_TRY(check_required(record, seen));
   if (parsed.group == Codec::kGroupIsDim && !allow_group_dim)
     return fail(KVQ_E_INVALID, "codec %s: group=D is allowed in recipes only; here group must be a number", record.name.data());
   *codec = std::move(parsed);

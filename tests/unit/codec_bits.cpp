@@ -1,10 +1,9 @@
 // Section 4: bit streams and mixed radix words (V23, V24).
-#include "codec/bits.h"
-
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <vector>
 
+#include "codec/bits.h"
 #include "codec_kit.hpp"
 
 using namespace kvq_test;

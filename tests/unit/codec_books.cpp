@@ -1,9 +1,8 @@
 // Section 2.3: the codebooks (V20), against the normal distribution itself.
-#include "codec/books.h"
-
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 
+#include "codec/books.h"
 #include "codec/codec.h"
 
 namespace {
@@ -29,9 +28,20 @@ struct Optimum {
   uint32_t levels;
   double mse, factor;  // of the best quantizer (Max 1960), and how far from it a book may be
 };
-constexpr Optimum kOptima[] = {{2, .36338, 1.0001},    {3, .19017, 1.0001},   {4, .11748, 1.0001},    {5, .07994, 1.0001},
-                               {6, .05798, 1.0001},    {7, .04400, 1.0001},   {8, .03455, 1.0001},    {16, .009501, 1.001},
-                               {32, .0025047, 1.01},   {64, .00064424, 1.03}, {128, .000163, 1.1},    {256, .0000412, 1.1}};
+constexpr Optimum kOptima[] = {
+    {2, .36338, 1.0001},
+    {3, .19017, 1.0001},
+    {4, .11748, 1.0001},
+    {5, .07994, 1.0001},
+    {6, .05798, 1.0001},
+    {7, .04400, 1.0001},
+    {8, .03455, 1.0001},
+    {16, .009501, 1.001},
+    {32, .0025047, 1.01},
+    {64, .00064424, 1.03},
+    {128, .000163, 1.1},
+    {256, .0000412, 1.1},
+};
 
 }  // namespace
 

@@ -23,7 +23,8 @@ double sign(uint64_t seed, uint64_t t, uint64_t q, uint64_t k, uint64_t i) {
 }
 
 // One pass in float64: signs of all channels, then the Hadamard matrix H[i][j] = (-1)^popcount(i & j) / sqrt(p) on p of them.
-std::vector<double> pass(const std::vector<double> &x, uint64_t q, uint64_t first, uint64_t p, uint64_t seed, uint64_t t, uint64_t k) {
+std::vector<double> pass(const std::vector<double> &x, uint64_t q, uint64_t first, uint64_t p, uint64_t seed, uint64_t t,
+                         uint64_t k) {
   std::vector<double> y(x.size());
   for (size_t i = 0; i < x.size(); i++) y[i] = x[i] * sign(seed, t, q, k, i);
   std::vector<double> result = y;

@@ -65,7 +65,8 @@ TEST_CASE("other spellings print canonically: order, defaults, case, leading zer
         "lloyd(levels=4,seed=7743380216126661988)");
   CHECK(kvq::print_codec(parsed("lloyd(levels=4,seed=7743501264082003300)")) == "lloyd(levels=4)");  // 0x6B76715F73656564
   CHECK(kvq::print_codec(parsed("affine-token(rotate=0,group=8,levels=4)")) == "affine-token(levels=4,group=8)");
-  CHECK(kvq::print_codec(parsed("pair-mix(group=8,mask=AbC0,high=3,low=1,midpoint=0)")) == "pair-mix(low=1,high=3,group=8,mask=abc0)");
+  CHECK(kvq::print_codec(parsed("pair-mix(group=8,mask=AbC0,high=3,low=1,midpoint=0)")) ==
+        "pair-mix(low=1,high=3,group=8,mask=abc0)");
   CHECK(kvq::print_codec(parsed("kitty(group=4,boost=1)")) == "kitty(boost=1/1,group=4)");
   CHECK(kvq::print_codec(parsed("affine-token(levels=4,group=D)", true)) == "affine-token(levels=4,group=D)");
 }
