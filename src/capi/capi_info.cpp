@@ -1,0 +1,86 @@
+// Version, statuses, failure sentences, backends.
+#include <cstdio>
+
+#include "capi/boundary.h"
+#include "cpu/cpu_backend.h"
+
+using namespace kvq;
+using namespace kvq::capi;
+
+#define KVQ_TEXT(x) #x
+#define KVQ_VERSION_TEXT(major, minor, patch) KVQ_TEXT(major) "." KVQ_TEXT(minor) "." KVQ_TEXT(patch)
+
+uint32_t kvq_version(void) { return KVQ_VERSION_MAJOR * 10000 + KVQ_VERSION_MINOR * 100 + KVQ_VERSION_PATCH; }
+
+const char *kvq_version_string(void) { return KVQ_VERSION_TEXT(KVQ_VERSION_MAJOR, KVQ_VERSION_MINOR, KVQ_VERSION_PATCH); }
+
+const char *kvq_status_string(int32_t status) {
+  static constexpr struct {
+    int32_t status;
+    const char *name;
+  } kNames[] = {{KVQ_OK, "OK"},
+                {KVQ_E_INVALID, "INVALID"},
+                {KVQ_E_SIZE, "SIZE"},
+                {KVQ_E_NONFINITE, "NONFINITE"},
+                {KVQ_E_STATE, "STATE"},
+                {KVQ_E_STALE, "STALE"},
+                {KVQ_E_BUSY, "BUSY"},
+                {KVQ_E_NOMEM, "NOMEM"},
+                {KVQ_E_FULL, "FULL"},
+                {KVQ_E_CORRUPT, "CORRUPT"},
+                {KVQ_E_CONFIG, "CONFIG"},
+                {KVQ_E_DEVICE, "DEVICE"},
+                {KVQ_E_UNSUPPORTED, "UNSUPPORTED"},
+                {KVQ_E_INTERNAL, "INTERNAL"}};
+  for (const auto &entry : kNames)
+    if (entry.status == status) return entry.name;
+  return "UNKNOWN";
+}
+
+// Its own failures leave the sentence as it is.
+int32_t kvq_error_detail(char *buf, size_t cap, size_t *needed) {
+  const char *detail = failure_detail();
+  const size_t size = std::strlen(detail) + 1;
+  if (!buf && cap > 0) return KVQ_E_INVALID;
+  if (needed) *needed = size;
+  if (size > cap) return KVQ_E_SIZE;
+  std::memcpy(buf, detail, size);
+  return KVQ_OK;
+}
+
+int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info) {
+  return guarded([&]() -> Status {
+    KVQ_TRY(check_struct(info, sizeof *info, "info"));
+    if (index > KVQ_BACKEND_CUDA) return fail(KVQ_E_INVALID, "index=%u: there are 2 backends", index);
+    kvq_backend_info out{};
+    out.backend = index;
+    if (index == KVQ_BACKEND_CPU) {
+      out.available = out.n_devices = 1;
+      std::snprintf(out.name, sizeof out.name, "cpu");
+      std::snprintf(out.path, sizeof out.path, "%s", cpu_path_name());
+    } else {
+      std::snprintf(out.name, sizeof out.name, "cuda");
+      std::snprintf(out.reason, sizeof out.reason, "this build has no CUDA backend");
+    }
+    write_struct(out, info);
+    return KVQ_OK;
+  });
+}
+
+int32_t kvq_backend_support(const kvq_config *config, kvq_support *support) {
+  return guarded([&]() -> Status {
+    KVQ_TRY(check_struct(config, sizeof *config, "config"));
+    KVQ_TRY(check_struct(support, sizeof *support, "support"));
+    Memory scratch;
+    Vector<LayerShape> shapes(&scratch);
+    kvq_allocator allocator;
+    CacheConfig read;
+    kvq_support out{};
+    out.status = read_config(config, &shapes, &allocator, &read);
+    if (out.status == KVQ_OK) out.status = Cache::check(read);
+    out.path = out.status == KVQ_OK ? KVQ_PATH_FUSED : KVQ_PATH_NONE;
+    if (out.status != KVQ_OK) std::snprintf(out.reason, sizeof out.reason, "%s", failure_detail());
+    write_struct(out, support);
+    return KVQ_OK;
+  });
+}

@@ -1,0 +1,229 @@
+// Plans of packing.
+#include "engine/pack.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvq {
+
+Segment due_segment(const Recipe &recipe, uint64_t tail) {
+  const uint64_t free = tail - std::min(tail, recipe.recent);
+  return {free / recipe.block * recipe.block, recipe.block, Rounding::half_even};
+}
+
+PackPlan::PackPlan(std::pmr::memory_resource *memory, const Recipe &recipe, PageStore &store, Policies &policies)
+    : memory_(memory), recipe_(recipe), store_(store), policies_(policies), classes_(memory),
+      extension_{Extension(memory), Extension(memory)}, blocks_(memory), scores_(memory), layers_(memory) {}
+
+Status PackPlan::make(Sequence *sequence, std::span<const Segment> segments, std::span<const uint32_t> layers,
+                      std::span<const float> scores) {
+  sequence_ = sequence;
+  const SequenceLayer &one = sequence->layers[layers[0]];
+  first_commit_ = !sequence->committed;
+  extends_ = sequence->prompt.complete == 0 || recipe_.classes == 2;
+  skip_ = first_commit_ ? std::min(one.tail.count, recipe_.sinks) : 0;
+  position_ = one.sinks.count + skip_ + one.packed;
+  for (const Segment &segment : segments) tokens_ += segment.tokens;
+  if (recipe_.classes == 2) {
+    KVQ_TRY(select(segments, scores.subspan(std::min(size_t(skip_), scores.size()))));
+    scores_.assign(scores.begin() + ptrdiff_t(skip_ + tokens_), scores.end());
+  }
+  layers_.reserve(layers.size());
+  for (const uint32_t l : layers) KVQ_TRY(plan_layer(l));
+  if (extends_) add_blocks(segments);
+  for (uint32_t c = 0; c < recipe_.classes; c++) {
+    if (extends_)
+      extend(c, layers);
+    else
+      find_targets(c, position_);
+  }
+  for (LayerPlan &plan : layers_) {
+    allocate(&plan);
+    encode(plan, sequence->layers[plan.layer]);
+  }
+  return KVQ_OK;
+}
+
+// Which class each token goes to.
+Status PackPlan::select(std::span<const Segment> segments, std::span<const float> scores) {
+  if (scores.size() < tokens_)
+    return fail(KVQ_E_INVALID, "scores: %zu tokens of the %llu to be packed have one", scores.size(), (unsigned long long)tokens_);
+  classes_.resize(size_t(tokens_));
+  size_t done = 0;
+  for (const Segment &segment : segments)
+    for (uint64_t left = segment.tokens; left > 0;) {
+      const size_t n = size_t(std::min(left, segment.size));
+      KVQ_TRY(select_tokens(recipe_.policy.r, segment.rounding, scores.subspan(done, n), std::span(classes_).subspan(done, n)));
+      done += n, left -= n;
+    }
+  return KVQ_OK;
+}
+
+void PackPlan::add_blocks(std::span<const Segment> segments) {
+  blocks_.assign(sequence_->blocks.begin(), sequence_->blocks.end());
+  uint64_t position = position_;
+  for (const Segment &segment : segments) {
+    if (segment.tokens == 0) continue;
+    if (!blocks_.empty() && blocks_.back().size == segment.size && blocks_.back().tokens % segment.size == 0)
+      blocks_.back().tokens += segment.tokens;
+    else
+      blocks_.push_back({position, segment.size, segment.tokens});
+    position += segment.tokens;
+  }
+}
+
+// ---- pages
+
+// Tokens that codecs pack together, in K or in V: a page can be continued where a group ends.
+static uint32_t common_group(const LayerCodecs &codecs) { return std::lcm(group_tokens(codecs.k[0]), group_tokens(codecs.v[0])); }
+
+void PackPlan::add_rows(uint32_t cls, uint64_t position, const Ref<PackedPage> &page, uint32_t row, uint32_t count) {
+  Extension &extension = extension_[cls];
+  extension.targets.push_back({&*page, row, count});
+  if (row == 0) extension.fresh.push_back({page, position, count});
+}
+
+void PackPlan::copy_last(uint32_t cls) {
+  const PackedRef &last = sequence_->pages[cls].back();
+  Ref<PackedPage> mine = Ref<PackedPage>::make(store_);
+  mine->positions = last.page->positions;
+  for (const uint32_t l : sequence_->storing) {
+    if (!last.page->layers[l].data()) continue;
+    const PageFormat &format = *sequence_->layers[l].formats.of[cls];
+    mine->allocate(l, format.bytes);
+    store_.backend.copy_packed(format, last.page->layers[l].data(), mine->layers[l].data());
+  }
+  extension_[cls].copy = std::move(mine);
+}
+
+// Lay out the tokens of a class behind what its pages hold.
+void PackPlan::extend(uint32_t cls, std::span<const uint32_t> layers) {
+  Extension &extension = extension_[cls];
+  const Vector<PackedRef> &list = sequence_->pages[cls];
+  const uint32_t group = common_group(recipe_.layers[layers[0]]);
+  Ref<PackedPage> page;
+  uint32_t row = store_.page_tokens;
+  uint64_t next = 0;  // token in order, when tokens have classes
+  for (uint64_t left = classes_.empty() ? tokens_ : uint64_t(std::count(classes_.begin(), classes_.end(), cls)); left > 0;) {
+    if (!page && !list.empty() && list.back().count < store_.page_tokens && list.back().count % group == 0) {
+      if (!list.back().page.unique()) copy_last(cls);
+      page = extension.copy ? extension.copy : list.back().page;
+      row = list.back().count;
+    } else {
+      page = Ref<PackedPage>::make(store_);
+      row = 0;
+    }
+    const uint32_t n = uint32_t(std::min<uint64_t>(left, store_.page_tokens - row));
+    uint64_t first = position_ + tokens_ - left;
+    for (uint32_t i = 0; i < n && !classes_.empty(); i++, next++) {
+      while (classes_[size_t(next)] != cls) next++;
+      page->positions[row + i] = uint32_t(position_ + next);
+    }
+    if (!classes_.empty()) first = page->positions[row];
+    if (row > 0) extension.added = n;
+    add_rows(cls, first, page, row, n);
+    left -= n;
+  }
+  if (!extension.fresh.empty()) extension.list.reserve(list.size() + extension.fresh.size());
+}
+
+// The rows from position `from` on, in pages that the sequence has already: an earlier layer of the prompt laid them out.
+void PackPlan::find_targets(uint32_t cls, uint64_t from) {
+  const uint64_t end = from + tokens_;
+  for (const PackedRef &ref : sequence_->pages[cls]) {
+    if (ref.position + ref.count <= from || ref.position >= end) continue;
+    const uint32_t row = uint32_t(from - std::min(from, ref.position));
+    extension_[cls].targets.push_back({&*ref.page, row, uint32_t(std::min<uint64_t>(ref.count, end - ref.position)) - row});
+  }
+}
+
+// ---- layers
+
+RawRows PackPlan::part(const RawRows &rows, uint64_t from, uint64_t count) const {
+  RawRows out(memory_);
+  if (count == 0) return out;
+  const uint64_t begin = rows.first + from, end = begin + count, tokens = store_.raw_tokens;
+  out.pages.assign(rows.pages.begin() + ptrdiff_t(begin / tokens), rows.pages.begin() + ptrdiff_t((end + tokens - 1) / tokens));
+  out.first = uint32_t(begin % tokens);
+  out.count = count;
+  return out;
+}
+
+// What a layer has afterwards, apart from packed pages.
+Status PackPlan::plan_layer(uint32_t layer) {
+  const SequenceLayer &rows = sequence_->layers[layer];
+  LayerPlan &plan = layers_.emplace_back(memory_);
+  plan.layer = layer;
+  plan.formats = rows.formats;
+  if (first_commit_) {
+    Vector<PageRows> kept(memory_);
+    gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_, rows.tail.count - skip_, &kept);
+    KVQ_TRY(policies_.choose(layer, sequence_->given, rows.statistics.get(), kept, &plan.formats, &plan.to_freeze));
+    RawRows sinks = part(rows.tail, 0, skip_);
+    plan.sinks.swap(sinks);
+  }
+  RawRows tail = part(rows.tail, skip_ + tokens_, rows.tail.count - skip_ - tokens_);
+  plan.tail.swap(tail);
+  return KVQ_OK;
+}
+
+void PackPlan::allocate(LayerPlan *plan) {
+  for (uint32_t c = 0; c < recipe_.classes; c++) {
+    const size_t bytes = plan->formats.of[c]->bytes;
+    for (const PackedRef &ref : extension_[c].fresh) ref.page->allocate(plan->layer, bytes);
+    if (extends_) continue;
+    for (const Target &target : extension_[c].targets)
+      if (!target.page->layers[plan->layer].data())
+        plan->memory.emplace_back(target.page, PageMemory(store_, bytes, &PageStore::bytes_packed));
+  }
+}
+
+void PackPlan::encode(const LayerPlan &plan, const SequenceLayer &rows) {
+  const LayerShape &shape = store_.shapes[plan.layer];
+  for (uint32_t c = 0; c < recipe_.classes; c++) {
+    Vector<PageRows> from(memory_), to(memory_);
+    if (classes_.empty()) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_, tokens_, &from);
+    for (size_t t = 0; t < classes_.size();) {
+      size_t end = t;
+      while (end < classes_.size() && classes_[end] == classes_[t]) end++;
+      if (classes_[t] == c) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_ + t, end - t, &from);
+      t = end;
+    }
+    size_t pending = 0;
+    for (const Target &target : extension_[c].targets) {
+      void *data = target.page->layers[plan.layer].data();
+      if (!data) data = plan.memory[pending++].second.data();
+      to.push_back({data, target.row, target.count});
+    }
+    if (!to.empty()) store_.backend.pack(shape, *plan.formats.of[c], from, to);
+  }
+}
+
+// ---- apply
+
+void PackPlan::apply() noexcept {
+  for (uint32_t c = 0; c < 2; c++) {
+    Extension &extension = extension_[c];
+    Vector<PackedRef> &list = sequence_->pages[c];
+    if (extension.copy) list.back().page = std::move(extension.copy);
+    if (extension.added) list.back().count += extension.added;
+    if (extension.fresh.empty()) continue;
+    for (PackedRef &ref : list) extension.list.push_back(std::move(ref));
+    for (PackedRef &ref : extension.fresh) extension.list.push_back(std::move(ref));
+    list.swap(extension.list);
+  }
+  if (extends_) sequence_->blocks.swap(blocks_);
+  if (recipe_.classes == 2) sequence_->scores.swap(scores_);
+  for (LayerPlan &plan : layers_) {
+    SequenceLayer &layer = sequence_->layers[plan.layer];
+    if (first_commit_) layer.sinks.swap(plan.sinks);
+    layer.tail.swap(plan.tail);
+    layer.packed += tokens_;
+    layer.formats = plan.formats;
+    layer.statistics.reset();
+    for (auto &[page, memory] : plan.memory) page->layers[plan.layer] = std::move(memory);
+    if (plan.to_freeze) policies_.freeze(plan.layer, std::move(plan.to_freeze), layer.formats);
+  }
+}
+
+}  // namespace kvq

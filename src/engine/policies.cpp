@@ -1,0 +1,290 @@
+// Freezing of policies, for the cache and for sequences.
+#include "engine/policies.h"
+
+#include "policy/decide.h"
+#include "util/entry.h"
+
+namespace kvq {
+
+namespace {
+
+bool lacks_table(const Codec &codec, const HeadShape &shape) { return !codec.has_table && table_entries(codec, shape) > 0; }
+
+// std::pmr containers do not take their memory along when copied.
+void copy_head(const HeadStatistics &from, HeadStatistics *to) {
+  to->pairs = from.pairs;
+  to->k = from.k;
+  to->v = from.v;
+  to->nk = from.nk;
+  to->nq = from.nq;
+}
+
+void copy_tables(const LayerTables &from, LayerTables *to) {
+  to->k = from.k;
+  to->v = from.v;
+  to->mu = from.mu;
+}
+
+std::span<const uint8_t> table_of(const Codec &codec, const Vector<Vector<uint8_t>> &tables, uint32_t head) {
+  if (codec.has_table) return codec.table;
+  return head < tables.size() ? std::span<const uint8_t>(tables[head]) : std::span<const uint8_t>();
+}
+
+// The part of a tensor [tokens][heads][dim] that begins at `head`.
+kvq_tensor from_head(const kvq_tensor &x, uint32_t head) {
+  kvq_tensor part = x;
+  part.data = static_cast<char *>(x.data) + int64_t(head) * x.head_stride * int64_t(dtype_bytes(x.dtype));
+  return part;
+}
+
+}  // namespace
+
+Policies::Policies(std::pmr::memory_resource *memory, const Recipe &recipe, std::span<const LayerShape> shapes, Backend &backend)
+    : memory_(memory), recipe_(recipe), shapes_(shapes), backend_(backend), layers_(shapes.size(), memory) {
+  for (uint32_t l = 0; l < shapes.size(); l++) {
+    const LayerCodecs &codecs = recipe.layers[l];
+    for (uint32_t c = 0; c < recipe.classes && stores(l); c++) {
+      layers_[l].needs_tables |= lacks_table(codecs.k[c], shapes[l].head(KVQ_TENSOR_K)) ||
+                                 lacks_table(codecs.v[c], shapes[l].head(KVQ_TENSOR_V));
+      layers_[l].centered |= codecs.k[c].center;
+    }
+  }
+}
+
+Status Policies::prepare() {
+  const LayerTables none(memory_);
+  for (uint32_t l = 0; l < layers_.size(); l++)
+    if (stores(l) && !layers_[l].needs_tables && !layers_[l].centered) KVQ_TRY(make_formats(l, none, &layers_[l].formats));
+  return KVQ_OK;
+}
+
+bool Policies::lacks_tables(uint32_t layer, const LayerTables &tables) const {
+  const LayerCodecs &codecs = recipe_.layers[layer];
+  const LayerShape &shape = shapes_[layer];
+  return (lacks_table(codecs.k[0], shape.head(KVQ_TENSOR_K)) && table_of(codecs.k[0], tables.k, 0).empty()) ||
+         (lacks_table(codecs.v[0], shape.head(KVQ_TENSOR_V)) && table_of(codecs.v[0], tables.v, 0).empty());
+}
+
+bool Policies::wants_statistics(uint32_t layer, const GivenTables &given) const {
+  const Layer &own = layers_[layer];
+  return own.needs_tables && policy_needs_statistics(recipe_.policy) && !own.frozen.load(std::memory_order_acquire) &&
+         (!given || lacks_tables(layer, (*given)[layer]));
+}
+
+std::shared_ptr<LayerStatistics> Policies::new_statistics(uint32_t layer) const {
+  auto made = make_shared_in<LayerStatistics>(memory_, memory_);
+  reset_statistics(shapes_[layer], made.get());
+  return made;
+}
+
+std::shared_ptr<LayerStatistics> Policies::copy_statistics(const LayerStatistics &from) const {
+  auto made = make_shared_in<LayerStatistics>(memory_, memory_);
+  made->heads.reserve(from.heads.size());
+  for (const HeadStatistics &head : from.heads) copy_head(head, &made->heads.emplace_back(memory_));
+  return made;
+}
+
+// ---- formats
+
+Status Policies::make_formats(uint32_t layer, const LayerTables &tables, LayerFormats *formats) {
+  const LayerShape &shape = shapes_[layer];
+  for (uint32_t c = 0; c < recipe_.classes; c++) {
+    Vector<HeadFormat> heads[2] = {Vector<HeadFormat>(memory_), Vector<HeadFormat>(memory_)};
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      const Codec &codec = tensor == KVQ_TENSOR_K ? recipe_.layers[layer].k[c] : recipe_.layers[layer].v[c];
+      heads[tensor].reserve(shape.kv_heads);
+      for (uint32_t h = 0; h < shape.kv_heads; h++) {
+        const std::span<const uint8_t> table = table_of(codec, tensor == KVQ_TENSOR_K ? tables.k : tables.v, h);
+        const std::span<const uint16_t> mu = codec.center ? std::span<const uint16_t>(tables.mu[h]) : std::span<const uint16_t>();
+        KVQ_TRY(kvq::make_format(codec, shape.head(tensor), table, mu, &heads[tensor].emplace_back(memory_)));
+      }
+    }
+    formats->of[c] = backend_.make_format(shape, recipe_.page_tokens, std::move(heads[0]), std::move(heads[1]));
+  }
+  return KVQ_OK;
+}
+
+// The mean of the keys, where the tables have none.
+Status Policies::center(uint32_t layer, std::span<const PageRows> rows, LayerTables *tables) {
+  const LayerShape &shape = shapes_[layer];
+  if (!tables->mu.empty() && !tables->mu[0].empty()) return KVQ_OK;
+  Vector<uint16_t> values(memory_);
+  tables->mu.resize(shape.kv_heads);
+  for (uint32_t h = 0; h < shape.kv_heads; h++) {
+    CenterSum sum(shape.dim_k, memory_);
+    for (const PageRows &piece : rows) {
+      values.resize(size_t(piece.count) * shape.dim_k);
+      backend_.load_rows(shape, piece, h, KVQ_TENSOR_K, values.data());
+      sum.add(values.data(), piece.count);
+    }
+    tables->mu[h].resize(shape.dim_k);
+    sum.mean(tables->mu[h]);
+  }
+  return KVQ_OK;
+}
+
+Status Policies::choose(uint32_t layer, const GivenTables &given, const LayerStatistics *statistics,
+                        std::span<const PageRows> rows, LayerFormats *formats, std::shared_ptr<LayerTables> *to_freeze) {
+  Layer &own = layers_[layer];
+  const bool frozen = own.frozen.load(std::memory_order_acquire);
+  if (!given && own.formats.of[0]) return *formats = own.formats, KVQ_OK;
+  LayerTables tables(memory_);
+  if (given) copy_tables((*given)[layer], &tables);
+  if (own.needs_tables && lacks_tables(layer, tables)) {
+    if (frozen) {
+      copy_tables(*own.tables, &tables);
+    } else {
+      const std::shared_ptr<LayerStatistics> none = statistics ? nullptr : new_statistics(layer);
+      KVQ_TRY(decide_tables(recipe_.policy, recipe_.layers[layer], shapes_[layer], statistics ? *statistics : *none, &tables));
+      if (policy_owner(recipe_.policy) == Owner::cache) {
+        *to_freeze = make_shared_in<LayerTables>(memory_, memory_);
+        copy_tables(tables, to_freeze->get());
+      }
+    }
+  } else if (frozen && tables.mu.empty()) {
+    tables.mu = own.tables->mu;
+  }
+  if (own.centered) KVQ_TRY(center(layer, rows, &tables));
+  return make_formats(layer, tables, formats);
+}
+
+std::unique_lock<std::mutex> Policies::lock_unfrozen() {
+  if (policy_owner(recipe_.policy) != Owner::cache) return {};
+  for (const Layer &layer : layers_)
+    if (layer.needs_tables && !layer.frozen.load(std::memory_order_acquire)) return std::unique_lock(mutex_);
+  return {};
+}
+
+void Policies::freeze(uint32_t layer, std::shared_ptr<LayerTables> tables, const LayerFormats &formats) noexcept {
+  Layer &own = layers_[layer];
+  own.tables = std::move(tables);
+  if (!own.centered) own.formats = formats;
+  own.statistics.reset();
+  own.frozen.store(true, std::memory_order_release);
+}
+
+// ---- calibration and blobs
+
+Status Policies::refuse_frozen() const {
+  for (uint32_t l = 0; l < layers_.size(); l++)
+    if (layers_[l].frozen.load(std::memory_order_acquire)) return fail(KVQ_E_STATE, "the cache's policy is frozen already (layer %u)", l);
+  return KVQ_OK;
+}
+
+Status Policies::refuse_calibration() const {
+  if (policy_owner(recipe_.policy) == Owner::cache) return KVQ_OK;
+  return fail(KVQ_E_UNSUPPORTED, "calibration: the recipe '%s' has no policy that belongs to the cache", recipe_.text.c_str());
+}
+
+Status Policies::calibrate(uint32_t layer, uint64_t n_tokens, const kvq_tensor *k, const kvq_tensor *q) {
+  KVQ_TRY(refuse_calibration());
+  const std::lock_guard lock(mutex_);
+  KVQ_TRY(refuse_frozen());
+  if (!stores(layer)) return fail(KVQ_E_INVALID, "layer=%u reads the cache of layer %u", layer, shapes_[layer].source);
+  const LayerShape &shape = shapes_[layer];
+  const uint32_t ratio = shape.q_heads / shape.kv_heads;
+  Layer &own = layers_[layer];
+  const std::shared_ptr<LayerStatistics> sums = own.statistics ? copy_statistics(*own.statistics) : new_statistics(layer);
+  for (uint32_t h = 0; h < shape.kv_heads; h++) {
+    DecisionInput input;
+    kvq_tensor head_k, head_q;
+    input.shape = shape.head(KVQ_TENSOR_K);
+    input.q_heads = ratio;
+    input.n_tokens = n_tokens;
+    if (k) head_k = from_head(*k, h), input.k = &head_k;
+    if (q) head_q = from_head(*q, h * ratio), input.q = &head_q;
+    KVQ_TRY(collect_statistics(input, &sums->heads[h]));
+  }
+  own.statistics = sums;
+  return KVQ_OK;
+}
+
+Status Policies::finish_calibration() {
+  KVQ_TRY(refuse_calibration());
+  const std::lock_guard lock(mutex_);
+  KVQ_TRY(refuse_frozen());
+  Vector<std::shared_ptr<LayerTables>> tables(layers_.size(), memory_);
+  for (uint32_t l = 0; l < layers_.size(); l++) {
+    if (!stores(l) || !layers_[l].needs_tables) continue;
+    if (!layers_[l].statistics) return fail(KVQ_E_STATE, "layer %u has no statistics: calibrate it first", l);
+    tables[l] = make_shared_in<LayerTables>(memory_, memory_);
+    KVQ_TRY(decide_tables(recipe_.policy, recipe_.layers[l], shapes_[l], *layers_[l].statistics, tables[l].get()));
+  }
+  return freeze_all(tables);
+}
+
+// Freeze every layer that has something to freeze, or none.
+Status Policies::freeze_all(std::span<const std::shared_ptr<LayerTables>> tables) {
+  Vector<LayerFormats> formats(layers_.size(), memory_);
+  for (uint32_t l = 0; l < layers_.size(); l++)
+    if (tables[l] && !layers_[l].centered) KVQ_TRY(make_formats(l, *tables[l], &formats[l]));
+  for (uint32_t l = 0; l < layers_.size(); l++)
+    if (tables[l]) freeze(l, tables[l], formats[l]);
+  return KVQ_OK;
+}
+
+Status Policies::read(const void *blob, size_t size, GivenTables *tables) const {
+  auto read = make_shared_in<Vector<LayerTables>>(memory_);
+  KVQ_TRY(read_policy_blob(blob, size, recipe_.text, shapes_, read.get()));
+  *tables = std::move(read);
+  return KVQ_OK;
+}
+
+Status Policies::set(const void *blob, size_t size) {
+  GivenTables given;
+  KVQ_TRY(read(blob, size, &given));
+  const std::lock_guard lock(mutex_);
+  KVQ_TRY(refuse_frozen());
+  Vector<std::shared_ptr<LayerTables>> tables(layers_.size(), memory_);
+  for (uint32_t l = 0; l < layers_.size(); l++) {
+    if (!stores(l) || !(layers_[l].needs_tables || layers_[l].centered)) continue;
+    if (lacks_tables(l, (*given)[l])) return fail(KVQ_E_INVALID, "blob: it has no tables for layer %u", l);
+    tables[l] = make_shared_in<LayerTables>(memory_, memory_);
+    copy_tables((*given)[l], tables[l].get());
+  }
+  return freeze_all(tables);
+}
+
+void Policies::tables_of(uint32_t layer, const PageFormat &format, LayerTables *tables) const {
+  const LayerCodecs &codecs = recipe_.layers[layer];
+  for (const HeadFormat &head : format.k) {
+    tables->k.emplace_back();
+    tables->mu.emplace_back(head.mu);
+    if (!codecs.k[0].has_table) tables->k.back() = head.table;
+  }
+  for (const HeadFormat &head : format.v) {
+    tables->v.emplace_back();
+    if (!codecs.v[0].has_table) tables->v.back() = head.table;
+  }
+}
+
+Status Policies::write(std::span<const LayerFormats> formats, Vector<uint8_t> *blob) const {
+  Vector<LayerTables> tables(memory_);
+  tables.reserve(formats.size());
+  for (uint32_t l = 0; l < formats.size(); l++) {
+    LayerTables &own = tables.emplace_back(memory_);
+    if (stores(l)) tables_of(l, *formats[l].of[0], &own);
+  }
+  return write_policy_blob(recipe_.text, shapes_, tables, blob);
+}
+
+Status Policies::get(Vector<uint8_t> *blob) {
+  const std::lock_guard lock(mutex_);
+  Vector<LayerTables> tables(memory_);
+  tables.reserve(layers_.size());
+  for (uint32_t l = 0; l < layers_.size(); l++) {
+    LayerTables &out = tables.emplace_back(memory_);
+    const Layer &own = layers_[l];
+    if (!stores(l)) continue;
+    if (own.tables) {
+      copy_tables(*own.tables, &out);
+    } else if (own.formats.of[0]) {
+      tables_of(l, *own.formats.of[0], &out);
+    } else {
+      return fail(KVQ_E_STATE, "seq=0: nothing is frozen for the cache yet (layer %u)", l);
+    }
+  }
+  return write_policy_blob(recipe_.text, shapes_, tables, blob);
+}
+
+}  // namespace kvq

@@ -1,0 +1,130 @@
+// Ids of sequences and steps: slot and generation.  An id whose object has gone is STALE, an object in use by another thread BUSY.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory_resource>
+#include <mutex>
+
+#include "util/fp.h"
+#include "util/memory.h"
+#include "util/status.h"
+
+namespace kvq {
+
+// A fixed array of slots.  A slot's word is its id, with the top bit set while a thread uses the object, so that one
+// compare-and-swap checks the id and takes the object: no lock, no wait.  Ids are 20 bits of slot below 43 bits of generation;
+// generations begin at a number of the table's own, so ids of another cache do not fit by accident.
+template <class T>
+class Table {
+  static constexpr uint64_t kBusy = uint64_t(1) << 63;
+  static constexpr uint32_t kSlotBits = 20, kNone = UINT32_MAX;
+
+  struct Slot {
+    std::atomic<uint64_t> word{0};  // 0: free
+    T *object = nullptr;
+    uint64_t next_id = 0;
+    uint32_t next_free = kNone;
+  };
+
+ public:
+  static constexpr uint32_t kMaxSlots = 1u << kSlotBits;
+
+  // Exclusive use of an object; ends with the guard.
+  class Use {
+   public:
+    Use() = default;
+    Use(Use &&other) noexcept : slot_(other.slot_), id_(other.id_) { other.slot_ = nullptr; }
+    Use &operator=(Use &&other) noexcept {
+      std::swap(slot_, other.slot_), std::swap(id_, other.id_);
+      return *this;
+    }
+    ~Use() { release(); }
+    void release() noexcept {
+      if (slot_) slot_->word.store(id_, std::memory_order_release);
+      slot_ = nullptr;
+    }
+    T &operator*() const { return *slot_->object; }
+    T *operator->() const { return slot_->object; }
+
+   private:
+    friend Table;
+    Slot *slot_ = nullptr;
+    uint64_t id_ = 0;
+  };
+
+  // `name` is what messages call the object: "seq", "step".
+  Table(const char *name, uint32_t slots, std::pmr::memory_resource *memory) : name_(name), slots_(slots, memory) {
+    const uint64_t clock = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+    const uint64_t first = splitmix64(splitmix64(reinterpret_cast<uintptr_t>(this)) ^ clock) >> (kSlotBits + 2);  // half of the range
+    for (uint32_t i = 0; i < slots; i++) {
+      slots_[i].next_id = (first + 1) << kSlotBits | i;
+      slots_[i].next_free = i + 1 < slots ? i + 1 : kNone;
+    }
+    free_ = slots ? 0 : kNone;
+  }
+
+  // Take the object for this thread.
+  Status use(uint64_t id, Use *use) {
+    const uint64_t index = id & (kMaxSlots - 1);
+    uint64_t word = id;
+    if (id != 0 && id < kBusy && index < slots_.size()) {
+      Slot &slot = slots_[index];
+      if (slot.word.compare_exchange_strong(word, id | kBusy, std::memory_order_acquire)) {
+        use->release();
+        use->slot_ = &slot, use->id_ = id;
+        return KVQ_OK;
+      }
+      if (word == (id | kBusy))
+        return fail(KVQ_E_BUSY, "%s=%llu is in use by another call", name_, (unsigned long long)id);
+    }
+    return fail(KVQ_E_STALE, "%s=%llu does not exist (any more) in this cache", name_, (unsigned long long)id);
+  }
+
+  // Give an object an id.  `limit` is what messages call the number of slots.
+  Status insert(T *object, const char *limit, uint64_t *id) {
+    const std::lock_guard lock(mutex_);
+    if (free_ == kNone) return fail(KVQ_E_FULL, "%s: all %zu are in use (%s)", name_, slots_.size(), limit);
+    Slot &slot = slots_[free_];
+    free_ = slot.next_free;
+    slot.object = object;
+    *id = slot.next_id;
+    slot.next_id += uint64_t(1) << kSlotBits;
+    count_.fetch_add(1, std::memory_order_relaxed);
+    slot.word.store(*id, std::memory_order_release);
+    return KVQ_OK;
+  }
+
+  // End the id of an object in use; the object is the caller's again.
+  T *remove(Use &use) noexcept {
+    const std::lock_guard lock(mutex_);
+    Slot &slot = *use.slot_;
+    T *object = slot.object;
+    slot.object = nullptr;
+    slot.word.store(0, std::memory_order_release);
+    slot.next_free = free_;
+    free_ = uint32_t(&slot - slots_.data());
+    count_.fetch_sub(1, std::memory_order_relaxed);
+    use.slot_ = nullptr;
+    return object;
+  }
+
+  uint32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+  uint32_t capacity() const noexcept { return uint32_t(slots_.size()); }
+
+  // For the end of a cache: every object that is left.
+  template <class F>
+  void for_each(F &&f) {
+    for (Slot &slot : slots_)
+      if (slot.object) f(slot.object);
+  }
+
+ private:
+  const char *name_;
+  Vector<Slot> slots_;
+  uint32_t free_ = kNone;
+  std::atomic<uint32_t> count_{0};
+  std::mutex mutex_;  // of the free list
+};
+
+}  // namespace kvq
