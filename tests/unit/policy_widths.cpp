@@ -52,6 +52,7 @@ TEST_CASE("equal scores get equal widths, the rest goes to the lower pairs") {  
   std::fill_n(half.begin(), 32, uint8_t(3));
   CHECK(allocated(equal, {5, 2}) == half);
   CHECK(allocated(zero, {5, 2}) == half);
+  CHECK(allocated(equal, {5, 2}, 1, 8, 8) == half);  // runs of 8 keep the order of equal pairs
 }
 
 TEST_CASE("the budget is spent up to the limits") {
