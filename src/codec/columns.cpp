@@ -57,7 +57,7 @@ void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Bl
   std::pmr::vector<uint16_t> values(size_t(group) * dim, block->params.get_allocator());
   ColumnRule rules[kMaxDim];
   for (uint32_t first = 0, g = 0; first < block->tokens; first += group, g++) {
-    for (uint32_t t = 0; t < group; t++) codec.load(format, x + (first + t) * token_stride, values.data() + size_t(t) * dim);
+    codec.load(format, x + first * token_stride, token_stride, values.data());
     codec.rules(format, values.data(), rules, block->boosted.empty() ? nullptr : block->boosted.data() + size_t(g) * dim);
     encode_group(format, values.data(), rules, block->params.data() + size_t(g) * dim * 2,
                  block->codes.data() + size_t(first) * dim);
@@ -82,9 +82,11 @@ void decode(const HeadFormat &format, const Block &block, float *out) {
   }
 }
 
-void load(const HeadFormat &format, const uint16_t *x, uint16_t *values) {
+void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values) {
   const uint32_t *channel = format.channel.data();
-  for (uint32_t j = 0; j < format.shape.dim; j++) values[j] = x[channel[j]];
+  const uint32_t dim = format.shape.dim;
+  for (uint32_t t = 0; t < format.codec.group; t++, x += token_stride, values += dim)
+    for (uint32_t j = 0; j < dim; j++) values[j] = x[channel[j]];
 }
 
 void class_rules(const HeadFormat &format, const uint16_t *, ColumnRule *rules, uint8_t *) {

@@ -15,9 +15,9 @@ struct ColumnRule {
 };
 
 struct ColumnCodec {
-  // The fp16 values of the slots of one token.
-  void (*load)(const HeadFormat &format, const uint16_t *x, uint16_t *values);
-  // The rules of all slots for the group `values` [G][dim].  Kitty also fills `boosted` [dim]; others get nullptr.
+  // The fp16 values [G][dim] of the slots of one group of tokens.
+  void (*load)(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values);
+  // The rules of all slots for such a group.  Kitty also fills `boosted` [dim]; others get nullptr.
   void (*rules)(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted);
   // The channels of one token from the decoded values of its slots.
   void (*store)(const HeadFormat &format, const float *values, float *out);
@@ -48,7 +48,7 @@ constexpr Descriptor record(std::string_view name, std::span<const TextKey *cons
 }
 
 // Pieces for most codecs: slots hold channels, and the rule is the class's (midpoint from the text).
-void load(const HeadFormat &format, const uint16_t *x, uint16_t *values);
+void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values);
 void class_rules(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted);
 void store(const HeadFormat &format, const float *values, float *out);
 

@@ -42,7 +42,7 @@ struct SinCos {
 };
 
 SinCos polar_sin_cos(float theta) {
-  const float j = std::nearbyint(theta * kTwoOverPi);  // quarters; below 2^24 whatever the parameters are
+  const float j = rne(theta * kTwoOverPi);  // quarters; an int32 whatever the parameters are
   const float r = (theta - j * kHalfPiHigh) - j * kHalfPiLow, t = r * r;
   const float s = r * polynomial(kSin, t), c = polynomial(kCos, t);
   switch (int32_t(j) & 3) {
@@ -63,13 +63,17 @@ void arrange(HeadFormat *format) {
   format->classes = {{format->codec.levels, 0, pairs, 0}, {format->codec.high, pairs, pairs, 1}};
 }
 
-void load(const HeadFormat &format, const uint16_t *x, uint16_t *values) {
+void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values) {
   const uint32_t pairs = format.shape.dim / 2;
   for (uint32_t p = 0; p < pairs; p++) {
     const Pair pair = pair_channels(format.shape, p);
-    const float u = half_to_float(x[pair.u]), v = half_to_float(x[pair.v]);
-    values[p] = float_to_half(std::sqrt(u * u + v * v));
-    values[pairs + p] = float_to_half(polar_angle(u, v));
+    for (uint32_t t = 0; t < format.codec.group; t++) {
+      const uint16_t *row = x + t * token_stride;
+      const float u = half_to_float(row[pair.u]), v = half_to_float(row[pair.v]);
+      uint16_t *out = values + size_t(t) * 2 * pairs + p;
+      out[0] = float_to_half(std::sqrt(u * u + v * v));
+      out[pairs] = float_to_half(polar_angle(u, v));
+    }
   }
 }
 

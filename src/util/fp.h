@@ -34,6 +34,12 @@ inline uint16_t float_to_half(float x) {
 // hp(x) as fp32.
 inline float hp(float x) { return half_to_float(float_to_half(x)); }
 
+// rne(x): the nearest integer, ties to even.  Beyond 2^23 every fp32 is an integer; below it the sum's last bit is 1.
+inline float rne(float x) {
+  const float c = x < 0.0f ? -0x1p23f : 0x1p23f;
+  return x * x < 0x1p46f ? (x + c) - c : x;
+}
+
 inline uint64_t splitmix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;

@@ -145,7 +145,7 @@ TEST_CASE("wrong sizes are CORRUPT, token counts that are no whole group INVALID
     INFO(row.text);
     wire.push_back(0);
     CHECK(read_back(format, wire, 128, &block) == KVQ_E_CORRUPT);
-    wire.resize(wire.size() - 2);
+    wire.pop_back(), wire.pop_back();
     CHECK(read_back(format, wire, 128, &block) == KVQ_E_CORRUPT);
     CHECK(read_back(format, {}, 128, &block) == KVQ_E_CORRUPT);
     if (!kvq::is_row(format.codec.kind)) CHECK(read_back(format, wire, 100, &block) == KVQ_E_INVALID);

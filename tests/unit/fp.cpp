@@ -40,6 +40,20 @@ TEST_CASE("fp32 rounds to the nearest half, ties to even, and saturates") {
   for (int i = 0; i < 200000; i++) check(float(random.normal() * std::exp2(random.uniform() * 50 - 30)));
 }
 
+TEST_CASE("rne rounds to the nearest integer, ties to even") {
+  for (int i = -100; i <= 100; i++) {
+    const float tie = float(i) + 0.5f, even = float(i % 2 ? i + 1 : i);
+    REQUIRE(kvq::rne(float(i)) == float(i));
+    REQUIRE(kvq::rne(tie) == even);
+    REQUIRE(kvq::rne(std::nextafter(tie, -1e9f)) == float(i));
+    REQUIRE(kvq::rne(std::nextafter(tie, 1e9f)) == float(i + 1));
+  }
+  for (const float x : {4194303.5f, 4194304.5f, 6291457.5f, 8388607.5f, 8388609.0f, 16777215.0f, 1.07e7f, 3e38f}) {
+    REQUIRE(kvq::rne(x) == std::nearbyint(x));
+    REQUIRE(kvq::rne(-x) == std::nearbyint(-x));
+  }
+}
+
 TEST_CASE("the tree sum adds neighbours first, as the padded tree says") {
   // (1e8 + 1) + (-1e8 + 1): both inner sums lose the 1 (steps of 8), so 0; from left to right it would be 1.
   float four[] = {1e8f, 1, -1e8f, 1};
