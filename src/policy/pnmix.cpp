@@ -45,7 +45,7 @@ bool ranks_channels(Criterion criterion) { return criterion == Criterion::k_rang
 Needs pnmix_needs(const Policy &policy) { return {true, policy.criterion == Criterion::qk_pair}; }
 
 Status pnmix_check(const Policy &policy, const Codec &codec, const HeadShape &, uint32_t) {
-  if (ranks_channels(policy.criterion) == codec.by_channel) return KVQ_OK;
+  if (codec.has_table || ranks_channels(policy.criterion) == codec.by_channel) return KVQ_OK;
   return fail(KVQ_E_INVALID, codec.by_channel ? "pair-mix with unit=channel needs criterion=k-range or k-magnitude"
                                               : "criterion=k-range and k-magnitude rank channels: pair-mix needs unit=channel");
 }

@@ -182,16 +182,19 @@ Status check_class_codec(const Codec &codec) {
   return KVQ_OK;
 }
 
-// One codec of a layer: is its table filled, and can it be?
+// One codec of a layer: does its policy fit, and is its table filled?  A given table settles only the second.
 Status check_codec(const Policy &policy, const Codec &codec, const HeadShape &shape, uint32_t unit, bool *filled) {
   if (policy.kind == PolicyKind::semkv) return check_class_codec(codec);
-  if (codec.has_table || table_entries(codec, shape) == 0) return KVQ_OK;
+  if (table_entries(codec, shape) == 0) return KVQ_OK;
   const PolicyRow &row = policy_row(policy.kind);
-  if (!fills_table(policy, codec, shape))
+  const bool belongs = codec.kind == row.fills && (shape.tensor == KVQ_TENSOR_K || row.values);
+  if (belongs) KVQ_TRY(row.check(policy, codec, shape, unit));
+  if (codec.has_table) return KVQ_OK;
+  if (!belongs)
     return fail(KVQ_E_INVALID, "%s needs a mask or width list, which policy %s does not fill here: give it in the text, or name a "
                 "policy that does", print_codec(codec).c_str(), row.name);
   *filled = true;
-  return row.check(policy, codec, shape, unit);
+  return KVQ_OK;
 }
 
 Status check_layers(std::span<const LayerShape> shapes, const Recipe &recipe, bool *filled) {

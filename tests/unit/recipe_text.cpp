@@ -125,6 +125,9 @@ TEST_CASE("a mask or list in the text leaves the policy nothing to decide") {
   CHECK(policy_owner(recipe.policy) == Owner::nobody);
   CHECK(recipe.layers[0].k[0].table == std::pmr::vector<uint8_t>{1, 1, 1, 1, 0, 0, 0, 0});
   CHECK(recipe.text == "k=pair-mix(low=1,high=3,group=64,mask=0f);v=raw;sinks=0;recent=0;block=64;policy=uniform");
+  CHECK(parsed("k=pair-mix(low=1,high=3,group=64,unit=channel,mask=0f0f);v=raw;policy=pnmix(r=1/2)", {layer(16)}).classes == 1);
+  CHECK_THAT(refusal("k=channel-widths(group=64,bits=12341234);policy=pair-widths(avg=2,unit=3)", {layer(16)}), ContainsSubstring("unit=3"));
+  CHECK_THAT(refusal("k=width-groups(bits=12341234);policy=blockgtq(avg=2,bmin=0)", {layer(16)}), ContainsSubstring("bmin=0"));
   CHECK(parsed("k=channel-split(high=8,low=4,mask=ffff);v=channel-split(high=8,low=4);policy=channel-split", {layer(16)}).policy.kind ==
         PolicyKind::channel_split);
 }
