@@ -1,13 +1,16 @@
 # Instruction sets of src/cpu/kernels_NAME.cpp: one line per NAME and processor family.  Files without a line get the baseline.
 #
+# Contraction is allowed here and nowhere else: results of attention have a tolerance, bytes have none.
 # Only dispatch may call into these files, after it has asked the processor.  What they define must have internal linkage,
 # apart from the entry points: the linker keeps one copy of an inline function, and that copy must run everywhere.
 set(KVQ_KERNELS_x86_64
-  "avx2    -mavx2 -mfma -mf16c"
-  "avxvnni -mavx2 -mfma -mf16c -mavxvnni"
-  "avx512  -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni -mgfni")
+  "portable -ffp-contract=fast"
+  "avx2    -ffp-contract=fast -mavx2 -mfma -mf16c"
+  "avxvnni -ffp-contract=fast -mavx2 -mfma -mf16c -mavxvnni"
+  "avx512  -ffp-contract=fast -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni -mgfni")
 set(KVQ_KERNELS_aarch64
-  "neon    -march=armv8.2-a+dotprod+fp16")
+  "portable -ffp-contract=fast"
+  "neon    -ffp-contract=fast -march=armv8.2-a+dotprod+fp16")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" kvq_processor)
 string(REPLACE "amd64" "x86_64" kvq_processor "${kvq_processor}")

@@ -1,0 +1,236 @@
+// One block of query rows: pages in turn, online softmax, output.
+#include "cpu/attend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "util/entry.h"
+#include "util/fp.h"
+
+namespace kvq::cpu {
+namespace {
+
+constexpr uint32_t kLogitStride = kTileTokens + 16;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+uint32_t round16(uint32_t n) { return (n + 15) / 16 * 16; }
+
+// Positions that the query of a row sees.
+struct Sight {
+  uint64_t low, high;
+};
+
+// A block of rows in progress.
+struct Block {
+  const RowBlock &rows;
+  Run run;
+  Sight sight[kRows];
+  uint32_t ratio;
+
+  uint32_t query(uint32_t row) const { return (rows.first + row) / ratio; }
+  uint32_t q_head(uint32_t row) const { return rows.head * ratio + (rows.first + row) % ratio; }
+};
+
+// ---- begin
+
+void load_query(const Block &block, uint32_t row) {
+  const AttendCall &call = block.rows.call;
+  const LayerShape &shape = *call.shape;
+  const uint64_t token = block.rows.sequence.first_query + block.query(row);
+  uint16_t halves[1024];
+  uint64_t ignored = 0;
+  enter_row(tensor_row(*call.q, token, block.q_head(row), shape.q_heads, shape.dim_k), call.q->dtype, shape.dim_k, halves, &ignored);
+  const float scale = call.softcap > 0 ? call.scale : call.scale * kLog2e;
+  float *query = block.run.slice.query + size_t(row) * block.run.dims.query();
+  for (uint32_t c = 0; c < shape.dim_k; c++) query[c] = half_to_float(halves[c]) * scale;
+}
+
+Sight sight_of(const Block &block, uint32_t row) {
+  const AttendSequence &sequence = block.rows.sequence;
+  const uint64_t behind = sequence.n_queries - 1 - block.query(row);
+  const uint64_t high = sequence.length > behind ? sequence.length - behind : 0, window = block.rows.call.window;
+  return {window && high > window ? high - window : 0, high};
+}
+
+void begin(Block *block) {
+  Slice &slice = block->run.slice;
+  slice.domains = slice.oldest = 0;
+  for (uint32_t r = 0; r < block->run.rows; r++) {
+    load_query(*block, r);
+    block->sight[r] = sight_of(*block, r);
+    const float *sinks = block->rows.call.sinks;
+    const float sink = sinks ? sinks[block->q_head(r)] * kLog2e : kNothing;
+    slice.reference[r] = sink;
+    slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
+  }
+  std::fill_n(slice.out, size_t(block->run.rows) * block->run.dims.output(), 0.0f);
+}
+
+// ---- softmax
+
+// Bring what a row has collected to a higher reference.
+void raise(const Run &run, uint32_t row, float reference) {
+  Slice &slice = run.slice;
+  const float factor = std::exp2(slice.reference[row] - reference);
+  slice.reference[row] = reference;
+  slice.denominator[row] *= factor;
+  const size_t stride = run.dims.output();
+  for (uint32_t c = 0; c < stride; c++) slice.out[row * stride + c] *= factor;
+  for (uint32_t d = 0; d < slice.domains; d++)
+    for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
+}
+
+// Logits of a tile become probabilities, 0 for tokens that the row does not see.
+void soften(const Block &block, const Tile &tile, uint32_t row) {
+  const Run &run = block.run;
+  Slice &slice = run.slice;
+  float *x = slice.logit + size_t(row) * kLogitStride;
+  const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
+  if (low >= high) {
+    std::fill(x + tile.from, x + end, 0.0f);
+    return;
+  }
+  if (block.rows.call.softcap > 0) run.kernels.softcap(x + tile.from, n, block.rows.call.softcap);
+  std::fill(x + tile.from, x + low, kNothing);
+  std::fill(x + high, x + end, kNothing);
+  const float most = run.kernels.maximum(x + tile.from, n);
+  if (most > slice.reference[row] + kRaise || slice.reference[row] == kNothing) raise(run, row, most);
+  slice.denominator[row] += run.kernels.exponentials(x + tile.from, n, slice.reference[row]);
+}
+
+// ---- pages
+
+// Tokens [low, high) of a view that positions `sight` cover, counted from its first row.
+void see(const PageView &view, const Sight &sight, uint32_t *low, uint32_t *high) {
+  if (view.positions) {
+    const uint32_t *end = view.positions + view.count;
+    *low = uint32_t(std::lower_bound(view.positions, end, sight.low) - view.positions);
+    *high = uint32_t(std::lower_bound(view.positions, end, sight.high) - view.positions);
+    return;
+  }
+  const auto row = [&](uint64_t position) { return position > view.position ? std::min<uint64_t>(position - view.position, view.count) : 0; };
+  *low = uint32_t(row(sight.low));
+  *high = uint32_t(row(sight.high));
+}
+
+// What the rows see of a view, as rows of the page: low and high per row, first and end for all of them.
+void see_page(const Block &block, const PageView &view, Tile *page) {
+  page->first = UINT32_MAX;
+  page->end = 0;
+  for (uint32_t r = 0; r < block.run.rows; r++) {
+    see(view, block.sight[r], &page->low[r], &page->high[r]);
+    page->low[r] += view.first;
+    page->high[r] += view.first;
+    if (page->low[r] >= page->high[r]) continue;
+    page->first = std::min(page->first, page->low[r]);
+    page->end = std::max(page->end, page->high[r]);
+  }
+}
+
+// The part of a page that is the tile of tokens [start, start + tokens).
+Tile cut(const Run &run, const Tile &page, uint32_t start, uint32_t tokens) {
+  const auto clip = [&](uint32_t row) { return std::clamp(row, start, start + tokens) - start; };
+  Tile tile = page;
+  tile.start = start;
+  tile.first = clip(page.first);
+  tile.end = clip(page.end);
+  tile.from = tile.first / 16 * 16;
+  for (uint32_t r = 0; r < run.rows; r++) tile.low[r] = clip(page.low[r]), tile.high[r] = clip(page.high[r]);
+  return tile;
+}
+
+void attend_raw(const Block &block, const PageView &view, const Tile &page) {
+  const LayerShape &shape = *block.rows.call.shape;
+  const Run &run = block.run;
+  Tile tile = cut(run, page, 0, kRawTokens);
+  tile.k = static_cast<const uint8_t *>(view.page) + run.head * raw_head_bytes(shape);
+  tile.v = tile.k + raw_values_offset(shape);
+  raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
+  for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+  add_raw_values(run, shape.dim_v, run.slice.out, tile);
+}
+
+// `next`: the page that will be read after this one, or nullptr.
+void attend_packed(const Block &block, const PageView &view, const void *next, const Tile &page) {
+  const Run &run = block.run;
+  const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
+  const TensorLayout &k = format.layout(run.head, KVQ_TENSOR_K), &v = format.layout(run.head, KVQ_TENSOR_V);
+  Domain &domain = open_domain(run, format);
+  const uint8_t *blob = format.blob(view.page, run.head);
+  for (uint32_t i = 0; i < k.tiles; i++) {
+    Tile tile = cut(run, page, i * k.tile_tokens, k.tile_tokens);
+    if (tile.first >= tile.end) continue;
+    tile.k = blob + k.tile_offset + i * k.tile_stride;
+    tile.v = blob + v.tile_offset + i * v.tile_stride;
+    tile.k_params = blob + k.params;
+    tile.v_params = blob + v.params;
+    tile.ahead = next ? static_cast<const uint8_t *>(next) - static_cast<const uint8_t *>(view.page) : 0;
+    for (size_t line = 0; line < k.params_size + v.params_size; line += 64) __builtin_prefetch(tile.k_params + line + tile.ahead);
+    key_logits(run, domain, tile);
+    for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+    add_values(run, domain, tile);
+  }
+}
+
+void attend_pages(const Block &block) {
+  const PageList &pages = block.rows.sequence.pages;
+  const uint32_t layer = block.rows.call.layer;
+  PageView view = pages.count ? pages.get(pages.self, layer, 0) : PageView{};
+  for (size_t i = 0; i < pages.count; i++) {
+    const PageView next = i + 1 < pages.count ? pages.get(pages.self, layer, i + 1) : PageView{};
+    Tile page{};
+    see_page(block, view, &page);
+    if (page.first < page.end) {
+      if (view.format)
+        attend_packed(block, view, next.format == view.format ? next.page : nullptr, page);
+      else
+        attend_raw(block, view, page);
+    }
+    view = next;
+  }
+}
+
+// ---- end
+
+void store_value(void *out, uint32_t dtype, size_t i, float x) {
+  switch (dtype) {
+    case KVQ_DTYPE_F16: static_cast<uint16_t *>(out)[i] = float_to_half(x); break;
+    case KVQ_DTYPE_BF16: {
+      const uint32_t bits = std::bit_cast<uint32_t>(x);
+      static_cast<uint16_t *>(out)[i] = uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+      break;
+    }
+    case KVQ_DTYPE_F64: static_cast<double *>(out)[i] = x; break;
+    default: static_cast<float *>(out)[i] = x;
+  }
+}
+
+void finish_row(const Block &block, uint32_t row) {
+  const AttendCall &call = block.rows.call;
+  const LayerShape &shape = *call.shape;
+  const Slice &slice = block.run.slice;
+  const uint64_t token = block.rows.sequence.first_query + block.query(row);
+  const uint32_t head = block.q_head(row);
+  const float denominator = slice.denominator[row], inverse = denominator > 0 ? 1.0f / denominator : 0.0f;
+  const float *sum = slice.out + size_t(row) * block.run.dims.output();
+  void *out = const_cast<void *>(tensor_row(*call.out, token, head, shape.q_heads, shape.dim_v));
+  for (uint32_t c = 0; c < shape.dim_v; c++) store_value(out, call.out->dtype, c, sum[c] * inverse);
+  if (call.lse)
+    call.lse[token * shape.q_heads + head] = denominator > 0 ? (slice.reference[row] + std::log2(denominator)) * kLn2 : kNothing;
+}
+
+}  // namespace
+
+void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
+  const LayerShape &shape = *rows.call.shape;
+  Block block{rows, Run{kernels, tables, dims, slice, rows.count, rows.head}, {}, shape.q_heads / shape.kv_heads};
+  begin(&block);
+  attend_pages(block);
+  close_domains(block.run);
+  for (uint32_t r = 0; r < block.run.rows; r++) finish_row(block, r);
+}
+
+}  // namespace kvq::cpu

@@ -1,0 +1,110 @@
+// Attention of one block of query rows over the pages of one sequence and KV head.
+//
+// A row is one query token and query head; up to kRows rows share every decoded tile.  Scales never reach the inner loops: queries
+// and probabilities carry them (layout.h, kernels.h), rotated formats see a rotated query and collect their output in the rotated
+// domain, and the softmax works in base 2 with a reference that moves only when a logit passes it by kRaise.
+// Every row's arithmetic is the same whatever the other rows, the other sequences and the number of threads are.
+#pragma once
+#include <cstdint>
+
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
+#include "cpu/raw_page.h"
+
+namespace kvq::cpu {
+
+inline constexpr uint32_t kDomains = 4;   // packed formats of a sequence that are open at once
+inline constexpr uint32_t kRegions = 9;   // widths 0..8
+inline constexpr float kRaise = 4.0f;     // in powers of two: exp2 and sums have room for it
+
+// Largest dimensions that a workspace serves, and the strides of its arrays.
+struct Dims {
+  uint32_t k = 0, v = 0;
+  uint32_t query() const { return (k + 15) / 16 * 16 + 16; }
+  uint32_t output() const { return (v + 15) / 16 * 16 + 16; }
+  uint32_t weights() const { return (2 * k + 15) / 16 * 16 + 320; }  // quads of a decoded tile: wide books, rests, boosted channels
+  uint32_t segments() const { return k / 16 + 9; }
+  uint32_t most() const { return k > v ? k : v; }
+};
+
+// Quantized weights of all rows for one segment.
+struct RowWeights {
+  static constexpr uint32_t kSpans = 4;  // of at most 1024 slots
+  float scale[kRows], total[kRows];  // total: sum of the floats
+  bool outlier[kRows];
+  int32_t sum[kRows][kSpans], fine_sum[kRows][kSpans];
+};
+
+// What one packed format needs besides its pages: the query in its terms and the output in its terms.
+struct Domain {
+  const CpuPageFormat *format;
+  float *query;        // [kRows][dims.query()] by slot
+  float *lined;        // [kRows][dims.weights()] by place in a decoded tile (columns)
+  int16_t *w, *fine;   // [kRows][dims.weights()]
+  RowWeights *segment; // [dims.segments()]
+  float constant[kRows];  // q . mu
+  float *out;          // [kRows][dims.output()] by slot
+};
+
+// Scratch of one thread.
+struct Slice {
+  float *query;          // [kRows][dims.query()] by channel, times the softmax scale
+  float *logit;          // [kRows][kTileTokens + 16]: logits, then probabilities
+  float *out;            // [kRows][dims.output()] by channel
+  float *scale, *zero;   // [max(kTileTokens, dims) + 16]: scalars of lanes
+  float *line;           // [dims.weights()]
+  float *part;           // [kRows][256 + 16]
+  int16_t *w, *fine;     // [kRows][dims.weights()]
+  RowWeights *weights;   // [kRegions]
+  uint8_t *codes;        // decoded tile
+  float *values;         // the same as floats
+  float reference[kRows], denominator[kRows];
+  Domain domain[kDomains];
+  uint32_t domains, oldest;  // open ones; the next to close if all are
+};
+
+// Lay a slice out at `base` (which may be null, to learn its size).
+size_t arrange_slice(const Dims &dims, char *base, Slice *slice);
+
+// A tile of a page as the current rows see it.
+struct Tile {
+  const uint8_t *k, *v;             // codes or fp16 values
+  const uint8_t *k_params, *v_params;
+  uint32_t start;                   // page row of its first token
+  uint32_t first, end;              // tokens that some row sees; `from` is `first` rounded down to a multiple of 16
+  uint32_t from;
+  uint32_t low[kRows], high[kRows];  // tokens that a row sees
+  ptrdiff_t ahead;                  // distance to the same place of the next page, for prefetching
+};
+
+// The rows that run together and everything they need.
+struct Run {
+  const Kernels &kernels;
+  const Tables &tables;
+  const Dims &dims;
+  Slice &slice;
+  uint32_t rows, head;
+};
+
+// logit[row][token] of a tile.
+void key_logits(const Run &run, Domain &domain, const Tile &tile);
+// domain.out += probabilities . values.
+void add_values(const Run &run, Domain &domain, const Tile &tile);
+// The same with fp16 pages, whose domain is the channels.
+void raw_logits(const Run &run, uint32_t dim, uint32_t tokens, const float *query, const Tile &tile);
+void add_raw_values(const Run &run, uint32_t dim, float *out, const Tile &tile);
+
+// The domain of a format, opened if necessary.
+Domain &open_domain(const Run &run, const CpuPageFormat &format);
+// Add what a domain collected to slice.out, and what all did.
+void close_domains(const Run &run);
+
+// One block of rows: queries [row / ratio] of a sequence.
+struct RowBlock {
+  const AttendCall &call;
+  const AttendSequence &sequence;
+  uint32_t head, first, count;  // KV head; rows of the sequence, query-major: row = query * ratio + head in the group
+};
+void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, Slice &slice);
+
+}  // namespace kvq::cpu

@@ -1,0 +1,143 @@
+// Logits of a tile.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/attend.h"
+#include "cpu/decode.h"
+
+namespace kvq::cpu {
+namespace {
+
+constexpr uint32_t kLogitStride = kTileTokens + 16;
+
+// The keys of a tile as words of four slots: [quad][token].
+void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
+  const uint32_t tokens = layout.tile_tokens;
+  for (const Region &region : layout.regions) {
+    const uint32_t whole = region.count / 4, rest = region.count % 4;
+    for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
+      uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
+      decode_region(run, region, tile.k, high, tile.ahead, codes);
+      if (rest) widen_rest(codes + size_t(whole) * tokens * 4, tokens, rest);
+    }
+  }
+}
+
+void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
+  decode_keys(run, layout, tile);
+  const uint32_t stride = layout.tile_tokens * 4;
+  bool add = false;
+  for (uint32_t i = 0; i < layout.segments.size(); i++) {
+    const Segment &segment = layout.segments[i];
+    const Region &region = layout.regions[segment.region];
+    const RowWeights &weights = domain.segment[i];
+    const uint32_t quad = region.quad + (segment.first - region.first) / 4;
+    load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
+    Dot dot{};
+    dot.x = run.slice.codes + size_t(quad) * stride + tile.from * 4;
+    dot.stride = stride;
+    dot.depth = (segment.count + 3) / 4;
+    dot.lanes = tile.end - tile.from;
+    dot.w = domain.w + size_t(quad) * 4;
+    dot.w_stride = run.dims.weights();
+    dot.lane_scale = run.slice.scale + tile.from;
+    if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + tile.from;
+    dot.out = run.slice.logit + tile.from;
+    dot.out_stride = kLogitStride;
+    dot.add = add;
+    dot_region(run, region, weights, domain.fine + size_t(quad) * 4, size_t((region.count + 3) / 4) * stride, dot);
+    add = true;
+  }
+}
+
+// Scales of a group's slots go into the query once per group, zeros into one number.
+void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, float *totals) {
+  Slice &slice = run.slice;
+  RowWeights *weights = slice.weights;
+  load_slot_params(run, layout, params);
+  line_up(layout, params, slice.scale, 4.0f, slice.line);
+  for (uint32_t r = 0; r < run.rows; r++) {
+    const float *query = domain.query + size_t(r) * run.dims.query();
+    float *lined = domain.lined + size_t(r) * run.dims.weights();
+    if (layout.boosted) line_up_upper(layout, params, query, lined);
+    for (uint32_t i = 0; i < layout.regions.size(); i++) {
+      const Region &region = layout.regions[i];
+      const size_t place = size_t(r) * run.dims.weights() + region.quad * 4;
+      weigh(run, r, lined + region.quad * 4, slice.line + region.quad * 4, region.count, slice.w + place, slice.fine + place,
+            &weights[i]);
+    }
+    totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
+  }
+}
+
+void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
+  decode_keys(run, layout, tile);
+  for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
+    float totals[kRows];
+    weigh_group(run, domain, layout, tile.k_params + group * layout.group_stride, totals);
+    for (uint32_t r = 0; layout.regions.empty() && r < run.rows; r++)
+      std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
+    for (uint32_t i = 0; i < layout.regions.size(); i++) {
+      const Region &region = layout.regions[i];
+      Dot dot{};
+      dot.stride = layout.tile_tokens * 4;
+      dot.x = run.slice.codes + region.quad * dot.stride + first * 4;
+      dot.depth = (region.count + 3) / 4;
+      dot.lanes = end - first;
+      dot.w = run.slice.w + region.quad * 4;
+      dot.w_stride = run.dims.weights();
+      if (i == 0) dot.offset = totals;
+      dot.out = run.slice.logit + first;
+      dot.out_stride = kLogitStride;
+      dot.add = i > 0;
+      dot_region(run, region, run.slice.weights[i], run.slice.fine + region.quad * 4, 0, dot);
+    }
+  });
+}
+
+void logits_of_values(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
+  decode_keys(run, layout, tile);
+  decode_values(run, domain.format->k[run.head], layout, tile.k_params, tile);
+  Dot dot{};
+  dot.x = run.slice.values + tile.from;
+  dot.stride = size_t(4) * layout.tile_tokens;
+  dot.depth = layout.dim;
+  dot.lanes = tile.end - tile.from;
+  dot.rows = run.rows;
+  dot.w = domain.query;
+  dot.w_stride = run.dims.query();
+  dot.out = run.slice.logit + tile.from;
+  dot.out_stride = kLogitStride;
+  run.kernels.dot_floats(dot);
+}
+
+}  // namespace
+
+void raw_logits(const Run &run, uint32_t dim, uint32_t tokens, const float *query, const Tile &tile) {
+  Dot dot{};
+  dot.x = tile.k + 2 * tile.from;
+  dot.stride = size_t(2) * tokens;
+  dot.depth = dim;
+  dot.lanes = tile.end - tile.from;
+  dot.rows = run.rows;
+  dot.w = query;
+  dot.w_stride = run.dims.query();
+  dot.out = run.slice.logit + tile.from;
+  dot.out_stride = kLogitStride;
+  run.kernels.dot_halves(dot);
+}
+
+void key_logits(const Run &run, Domain &domain, const Tile &tile) {
+  const TensorLayout &layout = domain.format->layout(run.head, KVQ_TENSOR_K);
+  switch (layout.family) {
+    case Family::rows: logits_of_rows(run, domain, layout, tile); break;
+    case Family::columns: logits_of_columns(run, domain, layout, tile); break;
+    case Family::halves: raw_logits(run, layout.dim, layout.tile_tokens, domain.query, tile); break;
+    case Family::values: logits_of_values(run, domain, layout, tile); break;
+  }
+  if (domain.format->k[run.head].mu.empty()) return;
+  for (uint32_t r = 0; r < run.rows; r++)
+    for (uint32_t t = tile.from; t < tile.end; t++) run.slice.logit[size_t(r) * kLogitStride + t] += domain.constant[r];
+}
+
+}  // namespace kvq::cpu

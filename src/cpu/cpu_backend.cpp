@@ -1,0 +1,203 @@
+#include "cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/attend.h"
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
+#include "cpu/pool.h"
+#include "cpu/raw_page.h"
+#include "policy/policy.h"
+#include "util/entry.h"
+
+namespace kvq {
+namespace cpu {
+namespace {
+
+constexpr size_t kPageAlign = 64;
+
+// One slice per thread, in one block.
+class CpuWorkspace final : public Workspace {
+ public:
+  CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads)
+      : dims(dims), memory_(memory), slices_(threads, memory) {
+    Slice probe;
+    const size_t each = arrange_slice(dims, nullptr, &probe);
+    bytes = each * threads;
+    block_ = static_cast<char *>(memory->allocate(bytes, kPageAlign));
+    std::memset(block_, 0, bytes);
+    for (uint32_t i = 0; i < threads; i++) arrange_slice(dims, block_ + i * each, &slices_[i]);
+  }
+  ~CpuWorkspace() override { memory_->deallocate(block_, bytes, kPageAlign); }
+  Slice &slice(uint32_t thread) { return slices_[thread]; }
+  const Dims dims;
+
+ private:
+  std::pmr::memory_resource *memory_;
+  Vector<Slice> slices_;
+  char *block_ = nullptr;
+};
+
+// An attention call, cut into blocks of rows that any thread may take.
+struct Work {
+  const AttendCall &call;
+  const Kernels &kernels;
+  const Tables &tables;
+  CpuWorkspace &workspace;
+
+  uint32_t ratio() const { return call.shape->q_heads / call.shape->kv_heads; }
+  uint32_t blocks(const AttendSequence &sequence) const { return (sequence.n_queries * ratio() + kRows - 1) / kRows; }
+
+  static void run(void *self, uint32_t item, uint32_t thread) {
+    const Work &work = *static_cast<Work *>(self);
+    for (const AttendSequence &sequence : work.call.sequences) {
+      const uint32_t blocks = work.blocks(sequence), items = blocks * work.call.shape->kv_heads;
+      if (item >= items) {
+        item -= items;
+        continue;
+      }
+      const uint32_t first = item % blocks * kRows, rows = sequence.n_queries * work.ratio();
+      const RowBlock block{work.call, sequence, item / blocks, first, std::min(kRows, rows - first)};
+      return attend_rows(work.kernels, work.tables, work.workspace.dims, block, work.workspace.slice(thread));
+    }
+  }
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), pool_(memory, n_threads) {}
+
+  uint32_t raw_page_tokens() const override { return kRawTokens; }
+  size_t raw_page_bytes(const LayerShape &shape) const override {
+    return raw_head_bytes(shape) * shape.kv_heads + (shape.dim_v % 16 ? kPageAlign : 0);  // vector loads of the last row
+  }
+
+  std::shared_ptr<const PageFormat> make_format(const LayerShape &, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
+                                                std::pmr::vector<HeadFormat> &&v) override {
+    return make_shared_in<CpuPageFormat>(memory_, memory_, tables_, page_tokens, std::move(k), std::move(v));
+  }
+
+  void *allocate_page(size_t bytes) override {
+    void *page = memory_->allocate(bytes, kPageAlign);
+    std::memset(page, 0, bytes);  // attention multiplies rows that nobody wrote by 0
+    return page;
+  }
+  void release_page(void *page, size_t bytes) noexcept override { memory_->deallocate(page, bytes, kPageAlign); }
+
+  Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
+                    uint64_t *saturated) override {
+    return store_raw_rows(shape, k, v, first, rows, saturated);
+  }
+  Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                    uint64_t *saturated) override {
+    return cpu::check_rows(x, first, count, heads, dim, name, saturated);
+  }
+  void copy_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) override {
+    copy_raw_rows(shape, from, from_row, to, to_row, count);
+  }
+  void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) override {
+    load_raw_rows(shape, rows, head, tensor, out);
+  }
+
+  void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                      LayerStatistics *statistics) override;
+  void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from,
+            std::span<const PageRows> to) override;
+
+  void copy_packed(const PageFormat &format, const void *from, void *to) override { std::memcpy(to, from, format.bytes); }
+  void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
+              Block *block) override {
+    read_rows(static_cast<const CpuPageFormat &>(format), page, head, tensor, first, count, block);
+  }
+
+  std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) override;
+  Status attend(const AttendCall &call, Workspace *workspace) override;
+
+ private:
+  Memory *memory_;
+  const Kernels &kernels_;
+  const Tables tables_;
+  Pool pool_;
+};
+
+void CpuBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                                LayerStatistics *statistics) {
+  const HeadShape keys = shape.head(KVQ_TENSOR_K);
+  const uint32_t ratio = shape.q_heads / shape.kv_heads;
+  uint64_t tokens = 0;
+  for (const PageRows &rows : kv) tokens += rows.count;
+  Vector<uint16_t> halves(size_t(kRawTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
+  for (uint32_t head = 0; head < shape.kv_heads; head++) {
+    HeadStatistics &sums = statistics->heads[head];
+    for (const PageRows &rows : kv) {
+      load_rows(shape, rows, head, KVQ_TENSOR_K, halves.data());
+      add_key_statistics(keys, halves.data(), shape.dim_k, rows.count, &sums);
+      load_rows(shape, rows, head, KVQ_TENSOR_V, halves.data());
+      add_value_statistics(halves.data(), shape.dim_v, rows.count, &sums);
+    }
+    for (uint64_t t = 0; q && t < tokens; t++)
+      for (uint32_t i = 0; i < ratio; i++) {
+        uint64_t ignored = 0;
+        enter_row(tensor_row(*q, q_first + t, head * ratio + i, shape.q_heads, shape.dim_k), q->dtype, shape.dim_k, halves.data(),
+                  &ignored);
+        add_query_statistics(keys, halves.data(), shape.dim_k, 1, &sums);
+      }
+  }
+}
+
+// Rows of `from`, one head and tensor at a time, as long as runs of `to` take them.
+void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from,
+                      std::span<const PageRows> to) {
+  const CpuPageFormat &format = static_cast<const CpuPageFormat &>(page_format);
+  Vector<uint16_t> halves(memory_);
+  Block block(memory_);
+  for (uint32_t head = 0; head < shape.kv_heads; head++)
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      const HeadFormat &head_format = format.head_format(head, tensor);
+      const uint32_t dim = head_format.shape.dim;
+      size_t source = 0;
+      uint32_t taken = 0;  // of from[source]
+      for (const PageRows &target : to) {
+        halves.resize(size_t(target.count) * dim);
+        for (uint32_t row = 0; row < target.count;) {
+          const uint32_t n = std::min(target.count - row, from[source].count - taken);
+          load_rows(shape, {from[source].page, from[source].first + taken, n}, head, tensor, halves.data() + size_t(row) * dim);
+          row += n;
+          taken += n;
+          if (taken == from[source].count) source++, taken = 0;
+        }
+        encode(head_format, halves.data(), dim, target.count, &block);
+        write_rows(format, target.page, head, tensor, target.first, block);
+      }
+    }
+}
+
+std::shared_ptr<Workspace> CpuBackend::make_workspace(std::span<const LayerShape> layers) {
+  Dims dims;
+  for (const LayerShape &shape : layers) dims.k = std::max(dims.k, shape.dim_k), dims.v = std::max(dims.v, shape.dim_v);
+  pool_.prepare();
+  return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads());
+}
+
+Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
+  uint64_t ignored = 0;
+  for (const AttendSequence &sequence : call.sequences)
+    KVQ_TRY(check_rows(*call.q, sequence.first_query, sequence.n_queries, call.shape->q_heads, call.shape->dim_k, "q", &ignored));
+  Work work{call, kernels_, tables_, static_cast<CpuWorkspace &>(*workspace)};
+  uint32_t items = 0;
+  for (const AttendSequence &sequence : call.sequences) items += work.blocks(sequence) * call.shape->kv_heads;
+  pool_.run(items, Work::run, &work);
+  return KVQ_OK;
+}
+
+}  // namespace
+}  // namespace cpu
+
+std::shared_ptr<Backend> make_cpu_backend(Memory *memory, uint32_t n_threads) {
+  return make_shared_in<cpu::CpuBackend>(memory, memory, n_threads);
+}
+
+const char *cpu_path_name() { return cpu::select_kernels().name; }
+
+}  // namespace kvq

@@ -1,0 +1,215 @@
+#include "cpu/decode.h"
+
+#include <cstring>
+
+namespace kvq::cpu {
+namespace {
+
+// `n` stored parameters to floats, times a factor; up to the next multiple of 16 is read and written.
+void load_params(const Run &run, const TensorLayout &layout, const uint8_t *stored, uint32_t n, float factor, float *out) {
+  if (layout.param_bytes == 2) {
+    run.kernels.halves_to_floats(reinterpret_cast<const uint16_t *>(stored), n, factor, out);
+    return;
+  }
+  const float *table = layout.group ? run.tables.e4m3 : run.tables.e5m3;  // columns have e4m3, rows e5m3
+  for (uint32_t i = 0; i < n; i++) out[i] = table[stored[i]] * factor;
+}
+
+}  // namespace
+
+void decode_region(const Run &run, const Region &region, const uint8_t *tile, uint32_t high, ptrdiff_t ahead, uint8_t *codes) {
+  const uint8_t *table = !region.table ? nullptr : high ? region.table->high : region.table->low;
+  run.kernels.unpack(region.packing, tile + region.offset, table, codes, ahead);
+}
+
+void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
+  for (uint32_t t = tokens; t-- > 0;) {  // backwards: words never pass the codes that are still to be read
+    uint8_t word[4] = {};
+    for (uint32_t i = 0; i < rest; i++) word[kByte[i]] = codes[t * rest + i];
+    std::memcpy(codes + t * 4, word, 4);
+  }
+}
+
+void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
+  for (const Region &region : layout.regions) {
+    uint8_t *codes = run.slice.codes + region.byte;
+    decode_region(run, region, tile.v, 0, tile.ahead, codes);
+    if (region.table && region.table->wide) decode_region(run, region, tile.v, 1, 0, codes + region.line);
+  }
+}
+
+void load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
+                       float factor, float *out) {
+  const size_t first = size_t(param) * layout.page_tokens + tile.start + tile.from;
+  load_params(run, layout, params + first * layout.param_bytes, tile.end - tile.from, factor, out + tile.from);
+  for (uint32_t t = tile.end; t % 16; t++) out[t] = 0.0f;
+}
+
+void load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
+                        const Tile &tile) {
+  float *scale = run.slice.scale, *zero = run.slice.zero;
+  load_token_params(run, layout, params, param, tile, region.scale, scale);
+  if (region.table) return;
+  load_token_params(run, layout, params, param + 1, tile, 1.0f, zero);
+  for (uint32_t t = tile.from; t < tile.end; t++) zero[t] += float(region.bias) * scale[t];
+}
+
+void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
+  load_params(run, layout, params, layout.dim, 1.0f, run.slice.scale);
+  load_params(run, layout, params + size_t(layout.dim) * layout.param_bytes, layout.dim, 1.0f, run.slice.zero);
+  for (const Region &region : layout.regions) {
+    const uint16_t *channel = region.upper ? boosted_channels(layout, params) : nullptr;
+    const float bias = float(region.upper ? 4 * region.bias : region.bias);
+    for (uint32_t i = 0; i < region.count; i++) {
+      const uint32_t slot = channel ? channel[i] : region.first + i;
+      run.slice.zero[slot] += bias * run.slice.scale[slot];
+    }
+  }
+  for (uint32_t c = layout.dim; c % 16; c++) run.slice.scale[c] = run.slice.zero[c] = 0.0f;
+}
+
+const uint16_t *boosted_channels(const TensorLayout &layout, const uint8_t *params) {
+  return reinterpret_cast<const uint16_t *>(params + size_t(2) * layout.dim * layout.param_bytes);
+}
+
+void line_up_upper(const TensorLayout &layout, const uint8_t *params, const float *slots, float *line) {
+  const Region &upper = layout.regions.back();
+  const uint16_t *channel = boosted_channels(layout, params);
+  for (uint32_t i = 0; i < upper.count; i++) line[upper.quad * 4 + i] = slots[channel[i]];
+}
+
+void line_up(const TensorLayout &layout, const uint8_t *params, const float *slots, float upper, float *line) {
+  for (const Region &region : layout.regions) {
+    float *to = line + region.quad * 4;
+    if (region.upper && params) {
+      line_up_upper(layout, params, slots, line);
+      for (uint32_t i = 0; i < region.count; i++) to[i] *= upper;
+    } else if (!region.upper) {
+      std::copy_n(slots + region.first, region.count, to);
+    }
+  }
+}
+
+void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights) {
+  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum[row], 0.0f, false};
+  run.kernels.quantize(&quantize);
+  weights->scale[row] = quantize.scale;
+  weights->outlier[row] = quantize.outlier;
+}
+
+void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine, float factor, Dot dot) {
+  float scale[kRows];
+  for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
+  dot.rows = run.rows;
+  dot.scale = scale;
+  dot.sum = weights.sum[0];
+  dot.sum_stride = RowWeights::kSpans;
+  run.kernels.dot_codes(dot);
+  dot.rows = 1;
+  dot.offset = nullptr;
+  dot.add = true;
+  float *const out = dot.out;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    if (!weights.outlier[r]) continue;
+    const float remainder = scale[r] / 32768.0f;
+    dot.w = fine + r * dot.w_stride;
+    dot.scale = &remainder;
+    dot.sum = weights.fine_sum[r];
+    dot.out = out + r * dot.out_stride;
+    run.kernels.dot_codes(dot);
+  }
+}
+
+void dot_region(const Run &run, const Region &region, const RowWeights &weights, const int16_t *fine, size_t array, Dot dot) {
+  if (!region.table || !region.table->wide) {
+    dot.bias = region.bias;
+    return dot_weighted(run, weights, fine, 1.0f, dot);
+  }
+  dot_weighted(run, weights, fine, 1.0f, dot);
+  dot.x = static_cast<const uint8_t *>(dot.x) + array;
+  dot.bias = region.bias;
+  dot.add = true;
+  dot.offset = nullptr;
+  dot_weighted(run, weights, fine, 256.0f, dot);
+}
+
+// ---- decoded values
+
+namespace {
+
+// Where the code of (slot, token) lies: word `word(slot, 0)` and on, in which byte.
+struct Place {
+  const uint8_t *words;
+  uint32_t byte;
+};
+
+Place key_place(const Run &run, const TensorLayout &layout, const Region &region, uint32_t slot) {
+  const uint32_t i = slot - region.first;
+  return {run.slice.codes + size_t(region.quad + i / 4) * layout.tile_tokens * 4, kByte[i % 4]};
+}
+
+Place value_place(const Run &run, const Region &region, uint32_t token) {
+  return {run.slice.codes + region.byte + size_t(token / 4) * region.count * 4, kByte[token % 4]};
+}
+
+// Polar: every slot of a group has its scale and zero.
+void column_values(const Run &run, const TensorLayout &layout, const uint8_t *params, const Tile &tile) {
+  Slice &slice = run.slice;
+  for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
+    load_slot_params(run, layout, params + group * layout.group_stride);
+    for (const Region &region : layout.regions) {
+      for (uint32_t slot = region.first; layout.keys && slot < region.first + region.count; slot++) {
+        const Place at = key_place(run, layout, region, slot);
+        float *out = slice.values + size_t(slot) * layout.tile_tokens + first;
+        run.kernels.expand(at.words + first * 4, at.byte, end - first, slice.scale + slot, slice.zero + slot, 0, region.bias, out);
+      }
+      for (uint32_t t = first; !layout.keys && t < end; t++) {
+        const Place at = value_place(run, region, t);
+        float *out = slice.values + size_t(t) * layout.dim + region.first;
+        run.kernels.expand(at.words, at.byte, region.count, slice.scale + region.first, slice.zero + region.first, 1,
+                           region.bias, out);
+      }
+    }
+  });
+}
+
+void to_channels(const Run &run, const TensorLayout &layout, const Tile &tile) {
+  const uint32_t pairs = layout.dim / 2, tokens = layout.tile_tokens;
+  float *values = run.slice.values;
+  for (uint32_t p = 0; layout.keys && p < pairs; p++)
+    run.kernels.polar(values + size_t(p) * tokens + tile.first, values + size_t(pairs + p) * tokens + tile.first,
+                      tile.end - tile.first);
+  for (uint32_t t = tile.first; !layout.keys && t < tile.end; t++)
+    run.kernels.polar(values + size_t(t) * layout.dim, values + size_t(t) * layout.dim + pairs, pairs);
+}
+
+// Affine rows of small groups: every token and group has its scale and zero.
+void row_values(const Run &run, const HeadFormat &format, const TensorLayout &layout, const uint8_t *params, const Tile &tile) {
+  Slice &slice = run.slice;
+  const Region &region = layout.regions[0];
+  const uint32_t group = format.codec.group;
+  for (uint32_t first = 0; first < layout.dim; first += group) {
+    const uint32_t param = first / group * 2;
+    load_token_scalars(run, layout, region, params, param, tile);
+    for (uint32_t slot = first; layout.keys && slot < first + group; slot++) {
+      const Place at = key_place(run, layout, region, slot);
+      run.kernels.expand(at.words + tile.first * 4, at.byte, tile.end - tile.first, slice.scale + tile.first,
+                         slice.zero + tile.first, 1, region.bias, slice.values + size_t(slot) * layout.tile_tokens + tile.first);
+    }
+    for (uint32_t t = tile.first; !layout.keys && t < tile.end; t++) {
+      const Place at = value_place(run, region, t);
+      run.kernels.expand(at.words + first * 4, at.byte, group, slice.scale + t, slice.zero + t, 0, region.bias,
+                         slice.values + size_t(t) * layout.dim + first);
+    }
+  }
+}
+
+}  // namespace
+
+void decode_values(const Run &run, const HeadFormat &format, const TensorLayout &layout, const uint8_t *params, const Tile &tile) {
+  if (layout.group == 0) return row_values(run, format, layout, params, tile);
+  column_values(run, layout, params, tile);
+  to_channels(run, layout, tile);
+}
+
+}  // namespace kvq::cpu

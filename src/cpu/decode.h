@@ -1,0 +1,55 @@
+// Pieces that keys and values share: tiles to codes or floats, parameters to lanes, weighted dot products.
+#pragma once
+#include <algorithm>
+
+#include "cpu/attend.h"
+
+namespace kvq::cpu {
+
+inline uint32_t round16(uint32_t n) { return (n + 15) / 16 * 16; }
+
+// The line of a region, as codes or as the low (high = 0) or high byte of its book's levels.
+void decode_region(const Run &run, const Region &region, const uint8_t *tile, uint32_t high, ptrdiff_t ahead, uint8_t *codes);
+// The last 1 to 3 slots of keys, [token][rest], to words with zeros, in place.
+void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
+// The codes of the values of a tile: per region words of four tokens, [token / 4][slot].
+void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile);
+// slice.values from slice.codes: keys [slot][token], values [token][slot]; polar: by channel.
+void decode_values(const Run &run, const HeadFormat &format, const TensorLayout &layout, const uint8_t *params, const Tile &tile);
+
+// Parameter `param` of tokens [tile.from, round16(tile.end)), times `factor`; 0 from tile.end on.
+void load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
+                       float factor, float *out);
+// Scale and zero of tokens to slice.scale and slice.zero (books: no zero), the region's bias added to the zeros.
+void load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
+                        const Tile &tile);
+// Scales and zeros of a group of a column format, to slice.scale and slice.zero by slot, biases added to the zeros.
+void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params);
+// The boosted channels of a group (kitty).
+const uint16_t *boosted_channels(const TensorLayout &layout, const uint8_t *params);
+
+// By slot to by place in a decoded tile of keys; upper regions get `upper` times their channel's entry (nothing
+// where params is null).
+void line_up(const TensorLayout &layout, const uint8_t *params, const float *slots, float upper, float *line);
+// The upper region's part alone.
+void line_up_upper(const TensorLayout &layout, const uint8_t *params, const float *slots, float *line);
+
+// f(group of the page, first, end) for the groups of a column format that [tile.first, tile.end) touches, cut to it.
+template <class F>
+void for_groups(const TensorLayout &layout, const Tile &tile, F &&f) {
+  for (uint32_t t = tile.first; t < tile.end;) {
+    const uint32_t group = (tile.start + t) / layout.group;
+    const uint32_t end = std::min(tile.end, (group + 1) * layout.group - tile.start);
+    f(group, t, end);
+    t = end;
+  }
+}
+
+// x[i] * s[i] as weights of a row; fine may be null.
+void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights);
+// dot_codes of all rows with the weights' scales times `factor`, and again with the remainders of rows that need them.
+void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine, float factor, Dot dot);
+// The same for a region of a book or of plain codes; `array` bytes separate the low and high bytes of wide levels.
+void dot_region(const Run &run, const Region &region, const RowWeights &weights, const int16_t *fine, size_t array, Dot dot);
+
+}  // namespace kvq::cpu

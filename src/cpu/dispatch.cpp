@@ -1,0 +1,35 @@
+// Which table of kernels runs here.
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/kernels.h"
+
+namespace kvq::cpu {
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("gfni");
+}
+#else
+bool has_avx2() { return false; }
+bool has_avx512() { return false; }
+#endif
+
+}  // namespace
+
+const Kernels &select_kernels() {
+  // Best first.
+  const Kernels *const tables[] = {has_avx512() ? kernels_avx512 : nullptr, has_avx2() ? kernels_avx2 : nullptr, &kernels_portable};
+  if (const char *wanted = std::getenv("KVQ_CPU"))
+    for (const Kernels *table : tables)
+      if (table && std::strcmp(table->name, wanted) == 0) return *table;
+  for (const Kernels *table : tables)
+    if (table) return *table;
+  return kernels_portable;
+}
+
+}  // namespace kvq::cpu

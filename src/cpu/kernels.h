@@ -1,0 +1,98 @@
+// The hot loops of CPU attention, one table of functions per instruction set.
+//
+// kernels_impl.h holds their source; kernels_NAME.cpp compiles it with that instruction set's flags, and select_kernels() asks the
+// processor.  Everything here is plain data, so that no inline function is shared between objects compiled with different flags.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kvq::cpu {
+
+inline constexpr uint32_t kTileTokens = 128;  // most tokens of a tile
+inline constexpr uint32_t kRows = 16;         // query rows (query token x query head) that share one decoded tile
+inline constexpr uint32_t kSlack = 512;       // bytes behind every scratch array that kernels may touch
+inline constexpr uint32_t kSumSpan = 256;     // weights that one int32 accumulator may take: 255 * 32767 * 256 < 2^31
+
+// How codes of `levels` levels lie in planes of 64 bytes; layout.h explains it.
+enum SchemeId : uint8_t { kBits1, kBits2, kBits3, kBits4, kBits5, kBits6, kBits7, kBits8, kBase3, kBase5, kBase6, kSchemes };
+
+struct Scheme {
+  uint32_t bits, digits, base;              // of a field; digits are 0..base-1
+  uint32_t direct, spare, planes, fields;   // fields and spare bits of a plane; planes and fields of a unit
+};
+inline constexpr Scheme kSchemeTable[kSchemes] = {
+    {1, 1, 2, 8, 0, 1, 8}, {2, 1, 4, 4, 0, 1, 4},  {3, 1, 8, 2, 2, 3, 8},  {4, 1, 16, 2, 0, 1, 2},
+    {5, 1, 32, 1, 3, 5, 8}, {6, 1, 64, 1, 2, 3, 4}, {7, 1, 128, 1, 1, 7, 8}, {8, 1, 256, 1, 0, 1, 1},
+    {8, 5, 3, 1, 0, 1, 1}, {7, 3, 5, 1, 1, 7, 8},  {8, 3, 6, 1, 0, 1, 1}};
+// Bits that hold so many digits of base 5, of a field of three.
+inline constexpr uint8_t kShortBits[3] = {0, 3, 5};
+
+// Planes of a run of 64-byte code vectors: `units` whole units, then one of tail_fields fields in tail_planes planes.
+struct Packing {
+  SchemeId scheme;
+  uint8_t tail_fields, tail_planes;
+  uint8_t short_digits;  // not 0: the last field of the tail has that many digits and lies in the spare bits
+  uint32_t units, vectors;
+};
+
+// out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
+// Null pointers stand for 1; offset null for 0.  dot_codes: x holds one byte per element in words of four (i = 4 * quad + k is byte
+// {0, 2, 1, 3}[k]), minus `bias`; depth counts quads.  Keys: i is a slot and a lane a token; values: i a token, a lane a slot.
+struct Dot {
+  const void *x;
+  size_t stride;           // bytes between quads (codes) or between i
+  uint32_t depth, lanes, rows;
+  const void *w;           // int16 (codes) or float
+  size_t w_stride;         // elements between rows
+  const float *scale;      // [rows]
+  const int32_t *sum;      // codes: [rows][sum_stride] sums of kSumSpan weights each
+  size_t sum_stride;
+  int32_t bias;
+  const float *lane_scale, *lane_offset;  // [lanes]
+  const float *offset;     // [rows]
+  float *out;
+  size_t out_stride;
+  bool add;
+};
+
+// x[i] * s[i] as 16-bit integers times one scale.
+struct Quantize {
+  const float *x, *s;  // s may be null
+  uint32_t n;
+  int16_t *w;          // up to the next multiple of 4: zeros
+  int16_t *fine;       // null, or the remainder in steps of scale / 32768; written, and its sums, where `outlier` is true
+  int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
+  float scale;         // out
+  bool outlier;        // out, with fine: the largest value is beyond 16 times the mean of the others
+};
+
+struct Kernels {
+  const char *name;
+  // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
+  // entries.  The planes `ahead` bytes further are prefetched.
+  void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead);
+  void (*dot_codes)(const Dot &dot);
+  void (*dot_halves)(const Dot &dot);
+  void (*dot_floats)(const Dot &dot);
+  void (*quantize)(Quantize *q);
+  // n is rounded up to a multiple of 16 in all of these.
+  void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
+  float (*maximum)(const float *x, uint32_t n);
+  float (*dot_product)(const float *x, const float *y, uint32_t n);
+  float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
+  void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)
+  // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i - bias), exactly n of them
+  void (*expand)(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, int32_t bias,
+                 float *out);
+  // (radius, angle) -> (radius * cos(angle), radius * sin(angle)), in place
+  void (*polar)(float *radius, float *angle, uint32_t n);
+};
+
+extern const Kernels kernels_portable;
+// Null where the build or its processor family lacks them.
+extern const Kernels *const kernels_avx2, *const kernels_avx512;
+
+// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avx512) if it runs here.
+const Kernels &select_kernels();
+
+}  // namespace kvq::cpu

@@ -1,0 +1,484 @@
+// Source of the kernels: kernels_NAME.cpp includes it with KVQ_KERNELS set to the name of its table.  Everything is in an anonymous
+// namespace and nothing of the standard library's templates is used (kernels.h says why).
+#include "cpu/kernels.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12's own AVX-512 header (bug 105593)
+#endif
+
+namespace kvq::cpu {
+namespace {
+
+#include "cpu/simd.h"
+
+// ---------------------------------------------------------------------------------------------------- planes to codes
+
+// A scheme's numbers as constants.
+template <SchemeId S>
+struct SchemeOf {
+  static constexpr uint32_t kBits = kSchemeTable[S].bits, kDigits = kSchemeTable[S].digits, kBase = kSchemeTable[S].base;
+  static constexpr uint32_t kDirect = kSchemeTable[S].direct, kSpare = kSchemeTable[S].spare;
+  static constexpr uint32_t kPlanes = kSchemeTable[S].planes, kFields = kSchemeTable[S].fields;
+};
+
+template <uint32_t SHIFT>
+KVQ_INLINE VByte shift_right(VByte x) {
+  if (SHIFT == 0) return x;
+  return (VByte)((VShort)x >> (int)SHIFT);  // bits of the neighbour come in: mask them
+}
+
+template <uint32_t SHIFT>
+KVQ_INLINE VByte shift_left(VByte x) {
+  if (SHIFT == 0) return x;
+  return (VByte)((VShort)x << (int)SHIFT);
+}
+
+KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) { return x & (uint8_t)((1u << bits) - 1); }
+
+// Where decoded vectors go: through the table if there is one.
+template <bool MAP>
+struct Sink {
+  Table table;
+  uint8_t *out;
+};
+
+template <uint32_t BITS, bool MAP>
+KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte x) {
+  if (!(MAP && kLooseIndex && BITS <= 6)) x = mask_low(x, BITS);
+  if (MAP) x = look_up(sink.table, x);
+  store(sink.out + vector * 64 + part * KVQ_VECTOR_BYTES, x);
+}
+
+// Digits of a field, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so each
+// multiplication by the base yields a digit above the binary point.
+template <class S, bool MAP>
+KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
+  VShort even = (VShort)x & (uint16_t)0xff, odd = (VShort)x >> 8;
+  const VShort fraction = all_short(uint16_t((1u << bits) - 1));
+  for (uint32_t d = 0; d < digits; d++) {
+    even *= (uint16_t)S::kBase;
+    odd *= (uint16_t)S::kBase;
+    VByte code = (VByte)(even >> (uint16_t)bits | (odd >> (uint16_t)bits) << 8);
+    if (MAP) code = look_up(sink.table, code);
+    store(sink.out + (field * S::kDigits + d) * 64 + part * KVQ_VECTOR_BYTES, code);
+    even &= fraction;
+    odd &= fraction;
+  }
+}
+
+template <class S, bool MAP>
+KVQ_INLINE void put_field(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x) {
+  if (S::kDigits == 1)
+    put<S::kBits, MAP>(sink, field, part, x);
+  else
+    put_digits<S, MAP>(sink, field, part, S::kBits < 8 ? mask_low(x, S::kBits) : x, S::kDigits, S::kBits);
+}
+
+template <uint32_t SHIFT, class S, bool MAP>
+KVQ_INLINE void put_direct(const Sink<MAP> &sink, uint32_t plane, uint32_t part, VByte x) {
+  if constexpr (SHIFT < S::kDirect) {
+    put_field<S, MAP>(sink, plane * S::kDirect + SHIFT, part, shift_right<SHIFT * S::kBits>(x));
+    put_direct<SHIFT + 1, S, MAP>(sink, plane, part, x);
+  }
+}
+
+// BITS bits from bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on; bits above are garbage
+// only where a table ignores them.
+template <class S, uint32_t FIRST, uint32_t BITS>
+KVQ_INLINE VByte gather_spare(const VByte *x) {
+  constexpr uint32_t kLow = S::kDirect * S::kBits;  // the spare bits' place in a plane
+  VByte field = {};
+#pragma GCC unroll 8
+  for (uint32_t bit = 0; bit < BITS;) {
+    const uint32_t plane = (FIRST + bit) / S::kSpare, at = (FIRST + bit) % S::kSpare;
+    const uint32_t count = S::kSpare - at < BITS - bit ? S::kSpare - at : BITS - bit;
+    const int move = int(kLow + at) - int(bit);  // right if positive
+    const VShort moved = move >= 0 ? (VShort)x[plane] >> move : (VShort)x[plane] << -move;
+    field |= (VByte)moved & (uint8_t)(((1u << count) - 1) << bit);
+    bit += count;
+  }
+  return field;
+}
+
+template <uint32_t I, class S, bool MAP>
+KVQ_INLINE void put_spares(const Sink<MAP> &sink, uint32_t part, const VByte *x) {
+  if constexpr (S::kPlanes * S::kDirect + I < S::kFields) {
+    put_field<S, MAP>(sink, S::kPlanes * S::kDirect + I, part, gather_spare<S, I * S::kBits, S::kBits>(x));
+    put_spares<I + 1, S, MAP>(sink, part, x);
+  }
+}
+
+template <class S, bool MAP>
+KVQ_INLINE void unpack_unit(const uint8_t *planes, const Sink<MAP> &sink, ptrdiff_t ahead) {
+#pragma GCC unroll 8
+  for (uint32_t p = 0; p < S::kPlanes; p++) __builtin_prefetch(planes + p * 64 + ahead);
+#pragma GCC unroll 4
+  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
+    VByte x[S::kPlanes];
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < S::kPlanes; p++) {
+      x[p] = load<VByte>(planes + p * 64 + part * KVQ_VECTOR_BYTES);
+      put_direct<0, S, MAP>(sink, p, part, x[p]);
+    }
+    if constexpr (S::kSpare != 0) put_spares<0, S, MAP>(sink, part, x);
+  }
+}
+
+// The spare bits [first, first + bits) of planes x[0..planes), counted at run time.
+template <class S>
+KVQ_INLINE VByte gather_tail(const VByte *x, uint32_t first, uint32_t bits) {
+  VByte field = {};
+  if constexpr (S::kSpare != 0)
+    for (uint32_t bit = 0; bit < bits; bit++) {
+      const VShort source = (VShort)x[(first + bit) / S::kSpare] >> int(S::kDirect * S::kBits + (first + bit) % S::kSpare);
+      field |= (VByte)((source & (uint16_t)0x0101) << int(bit));
+    }
+  return field;
+}
+
+template <class S, bool MAP>
+KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *planes, const Sink<MAP> &sink, ptrdiff_t ahead) {
+  constexpr uint32_t kMost = S::kPlanes;
+  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
+    VByte x[kMost] = {};
+    for (uint32_t p = 0; p < packing.tail_planes; p++) {
+      __builtin_prefetch(planes + p * 64 + ahead);
+      x[p] = load<VByte>(planes + p * 64 + part * KVQ_VECTOR_BYTES);
+      put_direct<0, S, MAP>(sink, p, part, x[p]);
+    }
+    const uint32_t direct = packing.tail_planes * S::kDirect;
+    const uint32_t whole = packing.tail_fields - (packing.short_digits != 0);
+    for (uint32_t f = direct; f < whole; f++)
+      put_field<S, MAP>(sink, f, part, gather_tail<S>(x, (f - direct) * S::kBits, S::kBits));
+    if (packing.short_digits) {
+      const uint32_t bits = packing.short_digits == 1 ? kShortBits[1] : kShortBits[2];
+      put_digits<S, MAP>(sink, whole, part, gather_tail<S>(x, 0, bits), packing.short_digits, bits);
+    }
+  }
+}
+
+template <SchemeId ID, bool MAP>
+void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead) {
+  using S = SchemeOf<ID>;
+  Sink<MAP> sink{MAP ? load_table(table) : Table{}, codes};
+  for (uint32_t u = 0; u < packing.units; u++) {
+    unpack_unit<S, MAP>(planes, sink, ahead);
+    planes += S::kPlanes * 64;
+    sink.out += S::kFields * S::kDigits * 64;
+  }
+  if (packing.tail_planes) unpack_tail<S, MAP>(packing, planes, sink, ahead);
+}
+
+// codes = table[codes] where the vector look-up does not reach: small tables by comparisons, others one byte at a time.
+void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels) {
+  if (levels > 16) {
+    for (uint32_t i = 0; i < n; i++) codes[i] = table[codes[i]];
+    return;
+  }
+  typedef int8_t VSigned __attribute__((vector_size(KVQ_VECTOR_BYTES)));
+  for (uint32_t i = 0; i < n; i += KVQ_VECTOR_BYTES) {
+    const VSigned x = load<VSigned>(codes + i);
+    VByte y = table[0] - VByte{};
+    for (uint32_t k = 1; k < levels; k++) y += (VByte)(x > (int8_t)(k - 1)) & (uint8_t)(table[k] - table[k - 1]);
+    store(codes + i, y);
+  }
+}
+
+using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, uint8_t *, ptrdiff_t);
+template <bool MAP>
+constexpr Unpack kUnpack[kSchemes] = {
+    unpack_scheme<kBits1, MAP>, unpack_scheme<kBits2, MAP>, unpack_scheme<kBits3, MAP>, unpack_scheme<kBits4, MAP>,
+    unpack_scheme<kBits5, MAP>, unpack_scheme<kBits6, MAP>, unpack_scheme<kBits7, MAP>, unpack_scheme<kBits8, MAP>,
+    unpack_scheme<kBase3, MAP>, unpack_scheme<kBase5, MAP>, unpack_scheme<kBase6, MAP>};
+
+void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead) {
+  const uint32_t levels = kSchemeTable[packing.scheme].base;
+  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, table, codes, ahead);
+  kUnpack<false>[packing.scheme](packing, planes, nullptr, codes, ahead);
+  if (table) map_codes(codes, packing.vectors * 64, table, levels);
+}
+
+// ---------------------------------------------------------------------------------------------------- dot products
+
+// Results of one row and one vector of lanes: scaled, shifted, added, stored.
+KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) {
+  float *out = dot.out + row * dot.out_stride + lane;
+  const uint32_t left = dot.lanes - lane;
+  if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane);
+  if (dot.offset) sum += dot.lane_offset ? dot.offset[row] * load<VFloat>(dot.lane_offset + lane) : all(dot.offset[row]);
+  if (left >= kLanes) {
+    store(out, dot.add ? load<VFloat>(out) + sum : sum);
+    return;
+  }
+  float last[kLanes];
+  store(last, sum);
+  for (uint32_t i = 0; i < left; i++) out[i] = dot.add ? out[i] + last[i] : last[i];
+}
+
+// ROWS rows x VECTORS vectors of lanes over quads [first, end): the accumulators stay in registers.
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, uint32_t end) {
+  const int16_t *w = (const int16_t *)dot.w + row * dot.w_stride;
+  const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride + lane * 4;
+  VInt sum[ROWS][VECTORS];
+  for (uint32_t r = 0; r < ROWS; r++)
+    for (uint32_t v = 0; v < VECTORS; v++) sum[r][v] = all_int(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
+#pragma GCC unroll 1
+  for (uint32_t q = first; q < end; q++, x += dot.stride) {
+    VInt even[VECTORS], odd[VECTORS];
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++) {
+      const VShort word = load<VShort>(x + v * KVQ_VECTOR_BYTES);
+      even[v] = (VInt)(word & (uint16_t)0xff);
+      odd[v] = (VInt)(word >> 8);
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < ROWS; r++) {
+      int32_t pair[2];
+      __builtin_memcpy(pair, w + r * dot.w_stride + q * 4, 8);
+#pragma GCC unroll 4
+      for (uint32_t v = 0; v < VECTORS; v++) {
+        sum[r][v] = multiply_pairs(sum[r][v], even[v], all_int(pair[0]));
+        sum[r][v] = multiply_pairs(sum[r][v], odd[v], all_int(pair[1]));
+      }
+    }
+  }
+  for (uint32_t r = 0; r < ROWS; r++)
+    for (uint32_t v = 0; v < VECTORS; v++)
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(sum[r][v]));
+}
+
+constexpr uint32_t kWide = KVQ_VECTOR_BYTES == 64 ? 4 : 2;  // vectors of lanes in a block of four rows: what the registers hold
+
+template <uint32_t ROWS>
+KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uint32_t end) {
+  uint32_t lane = 0;
+  for (; lane + (kWide - 1) * kLanes < dot.lanes; lane += kWide * kLanes) dot_codes_block<ROWS, kWide>(dot, row, lane, first, end);
+  for (; lane < dot.lanes; lane += kLanes) dot_codes_block<ROWS, 1>(dot, row, lane, first, end);
+}
+
+// One span of at most kSumSpan weights, for all rows.
+void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
+  uint32_t row = 0;
+  for (; row + 4 <= dot.rows; row += 4) dot_codes_rows<4>(dot, row, first, end);
+  switch (dot.rows - row) {
+    case 3: return dot_codes_rows<3>(dot, row, first, end);
+    case 2: return dot_codes_rows<2>(dot, row, first, end);
+    case 1: return dot_codes_rows<1>(dot, row, first, end);
+  }
+}
+
+void dot_codes(const Dot &dot) {
+  constexpr uint32_t kSpan = kSumSpan / 4;
+  if (dot.depth <= kSpan) return dot_codes_span(dot, 0, dot.depth);
+  Dot rest = dot;
+  for (uint32_t first = 0; first < dot.depth; first += kSpan) {
+    dot_codes_span(rest, first, dot.depth - first < kSpan ? dot.depth : first + kSpan);
+    rest.add = true;
+    rest.offset = nullptr;
+  }
+}
+
+struct Halves {
+  static constexpr uint32_t kBytes = 2;
+  KVQ_INLINE VFloat get(const void *p) { return load_halves((const uint16_t *)p); }
+};
+struct Floats {
+  static constexpr uint32_t kBytes = 4;
+  KVQ_INLINE VFloat get(const void *p) { return load<VFloat>(p); }
+};
+
+template <class X, uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
+  const float *w = (const float *)dot.w + row * dot.w_stride;
+  const uint8_t *x = (const uint8_t *)dot.x + lane * X::kBytes;
+  VFloat sum[ROWS][VECTORS] = {};
+#pragma GCC unroll 1
+  for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
+    VFloat value[VECTORS];
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < ROWS; r++) {
+      const VFloat weight = all(w[r * dot.w_stride + i]);
+#pragma GCC unroll 4
+      for (uint32_t v = 0; v < VECTORS; v++) sum[r][v] += weight * value[v];
+    }
+  }
+  for (uint32_t r = 0; r < ROWS; r++)
+    for (uint32_t v = 0; v < VECTORS; v++)
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v]);
+}
+
+template <class X, uint32_t ROWS>
+KVQ_INLINE void dot_rows(const Dot &dot, uint32_t row) {
+  uint32_t lane = 0;
+  for (; lane + (kWide - 1) * kLanes < dot.lanes; lane += kWide * kLanes) dot_block<X, ROWS, kWide>(dot, row, lane);
+  for (; lane < dot.lanes; lane += kLanes) dot_block<X, ROWS, 1>(dot, row, lane);
+}
+
+template <class X>
+void dot_values(const Dot &dot) {
+  uint32_t row = 0;
+  for (; row + 4 <= dot.rows; row += 4) dot_rows<X, 4>(dot, row);
+  switch (dot.rows - row) {
+    case 3: return dot_rows<X, 3>(dot, row);
+    case 2: return dot_rows<X, 2>(dot, row);
+    case 1: return dot_rows<X, 1>(dot, row);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- rows of floats
+
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
+constexpr int32_t kRoundBits = 0x4b400000;
+
+// The first n of kLanes floats, and zeros.
+KVQ_INLINE VFloat load_some(const float *x, uint32_t n) {
+  if (n >= kLanes) return load<VFloat>(x);
+  float some[kLanes] = {};
+  for (uint32_t i = 0; i < n; i++) some[i] = x[i];
+  return load<VFloat>(some);
+}
+
+// w = rne(x * inverse), and the sums of spans.  w is padded to a multiple of 4.
+KVQ_INLINE void round_row(const float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+  for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
+    const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
+    int32_t total = 0;
+    for (uint32_t i = first; i < end; i++) {
+      const float rounded = x[i] * inverse + kRound;
+      int32_t bits;
+      __builtin_memcpy(&bits, &rounded, 4);
+      total += bits - kRoundBits;
+      w[i] = (int16_t)bits;
+    }
+    *sum = total;
+  }
+  for (uint32_t i = n; i % 4; i++) w[i] = 0;
+}
+
+void quantize(Quantize *q) {
+  constexpr float kMost = 32767.0f;
+  constexpr uint32_t kMaxWeights = 2560;
+  float x[kMaxWeights];
+  VFloat most = {}, total = {};
+  for (uint32_t i = 0; i < q->n; i += kLanes) {
+    VFloat v = load_some(q->x + i, q->n - i);
+    if (q->s) v *= load_some(q->s + i, q->n - i);
+    store(x + i, v);
+    most = greater(most, magnitude(v));
+    total += magnitude(v);
+  }
+  const float largest = max_lanes(most), inverse = largest > 1e-30f ? kMost / largest : 0.0f;
+  const float step = largest / kMost;
+  q->scale = step;
+  round_row(x, q->n, inverse, q->w, q->sum);
+  q->outlier = q->fine && largest * float(q->n - 1) > 16.0f * (sum_lanes(total) - largest);
+  if (!q->outlier) return;
+  for (uint32_t i = 0; i < q->n; i++) x[i] -= float(q->w[i]) * step;
+  round_row(x, q->n, inverse * 32768.0f, q->fine, q->fine_sum);
+}
+
+void halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
+  for (uint32_t i = 0; i < n; i += kLanes) store(out + i, load_halves(x + i) * scale);
+}
+
+float maximum(const float *x, uint32_t n) {
+  VFloat most = load<VFloat>(x);
+  for (uint32_t i = kLanes; i < n; i += kLanes) most = greater(most, load<VFloat>(x + i));
+  return max_lanes(most);
+}
+
+float dot_product(const float *x, const float *y, uint32_t n) {
+  VFloat sum = {};
+  for (uint32_t i = 0; i < n; i += kLanes) sum += load<VFloat>(x + i) * load<VFloat>(y + i);
+  return sum_lanes(sum);
+}
+
+// 2^x for x <= 128, 0 below -126: the nearest integer goes to the exponent, a polynomial of degree 6 takes the rest (Taylor, error
+// below 2e-7 on [-1/2, 1/2]).
+KVQ_INLINE VFloat exp2_lanes(VFloat x) {
+  const VFloat low = all(-126.0f), clamped = greater(x, low);
+  const VFloat shifted = clamped + 12582912.0f, f = clamped - (shifted - 12582912.0f);
+  VFloat p = all(1.5403530e-4f);
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  const VInt y = (VInt)p + ((VInt)shifted << 23);
+  return (VFloat)(y & (VInt)(x >= low));
+}
+
+float exponentials(float *x, uint32_t n, float reference) {
+  VFloat sum = {};
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat p = exp2_lanes(load<VFloat>(x + i) - reference);
+    store(x + i, p);
+    sum += p;
+  }
+  return sum_lanes(sum);
+}
+
+// tanh(y) = 1 - 2 / (e^(2y) + 1); |y| beyond 40 is 1 to the last bit.
+void softcap(float *x, uint32_t n, float cap) {
+  constexpr float kLog2e = 1.44269504f;
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    VFloat y = load<VFloat>(x + i) * (2.0f * kLog2e / cap);
+    y = y < 100.0f ? y : all(100.0f);
+    store(x + i, (1.0f - 2.0f / (exp2_lanes(y) + 1.0f)) * (kLog2e * cap));
+  }
+}
+
+void expand(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, int32_t bias,
+            float *out) {
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t word;
+    __builtin_memcpy(&word, words + i * 4, 4);
+    out[i] = zero[i * step] + scale[i * step] * float(int32_t(word >> 8 * byte & 0xff) - bias);
+  }
+}
+
+// Quarter turns are taken off first; sine and cosine of the rest by their Taylor polynomials, 1e-7 on [-pi/4, pi/4].
+KVQ_INLINE void polar_lanes(VFloat *radius, VFloat *angle) {
+  const VFloat shifted = *angle * 0.636619772f + 12582912.0f, quarters = shifted - 12582912.0f;
+  const VFloat r = (*angle - quarters * 0x1.92p+0f) - quarters * 0x1.fb5444p-12f, t = r * r;
+  VFloat sine = all(2.7557319e-6f), cosine = all(2.4801587e-5f);
+  sine = sine * t - 1.9841270e-4f;
+  sine = sine * t + 8.3333333e-3f;
+  sine = sine * t - 1.6666667e-1f;
+  sine = (sine * t + 1.0f) * r;
+  cosine = cosine * t - 1.3888889e-3f;
+  cosine = cosine * t + 4.1666667e-2f;
+  cosine = cosine * t - 0.5f;
+  cosine = cosine * t + 1.0f;
+  const VInt quarter = (VInt)shifted, odd = -(quarter & 1);
+  const VInt x = ((VInt)cosine & ~odd) | ((VInt)sine & odd), y = ((VInt)sine & ~odd) | ((VInt)cosine & odd);
+  *angle = *radius * (VFloat)(y ^ ((quarter & 2) << 30));
+  *radius = *radius * (VFloat)(x ^ (((quarter + 1) & 2) << 30));
+}
+
+void polar(float *radius, float *angle, uint32_t n) {
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    VFloat r = {}, a = {};
+    const uint32_t bytes = 4 * (n - i < kLanes ? n - i : kLanes);
+    __builtin_memcpy(&r, radius + i, bytes);
+    __builtin_memcpy(&a, angle + i, bytes);
+    polar_lanes(&r, &a);
+    __builtin_memcpy(radius + i, &r, bytes);
+    __builtin_memcpy(angle + i, &a, bytes);
+  }
+}
+
+constexpr Kernels kTable = {KVQ_KERNELS_NAME, unpack,           dot_codes, dot_values<Halves>, dot_values<Floats>,
+                            quantize,         halves_to_floats, maximum,   dot_product,        exponentials,
+                            softcap,          expand,           polar};
+
+}  // namespace
+}  // namespace kvq::cpu

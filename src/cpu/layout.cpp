@@ -1,0 +1,195 @@
+// Sizes and places of everything in a packed page; layout.h describes them.
+#include "cpu/layout.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "util/fp.h"
+
+namespace kvq::cpu {
+namespace {
+
+constexpr uint32_t kBookLevels[12] = {2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256};
+constexpr uint32_t kVector = 64;  // bytes of a code vector and of a plane
+
+uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+
+CodeTable make_book(uint32_t levels) {
+  CodeTable table{levels, levels > 64, {}, {}};
+  const auto book = book_levels(levels);
+  for (uint32_t i = 0; i < 256; i++) {
+    const uint32_t code = std::min(i % std::bit_ceil(levels), levels - 1);
+    const uint32_t level = uint32_t(book[code] + (table.wide ? 32768 : 128));
+    table.low[i] = uint8_t(level);
+    table.high[i] = uint8_t(level >> 8);
+  }
+  return table;
+}
+
+SchemeId scheme_of(uint32_t levels) {
+  switch (levels) {
+    case 3: return kBase3;
+    case 5: return kBase5;
+    case 6: return kBase6;
+    default: return SchemeId(std::bit_width(levels - 1) - 1);
+  }
+}
+
+// The last, shorter unit: as few planes as `fields` fields of `vectors` vectors in all need.
+void pack_tail(const Scheme &scheme, uint32_t fields, Packing *packing) {
+  const uint32_t digits = packing->vectors % scheme.digits;  // of the last field, 0: all
+  packing->tail_fields = uint8_t(fields);
+  for (uint32_t planes = 1; fields; planes++) {
+    const uint32_t direct = planes * scheme.direct, spare = planes * scheme.spare;
+    packing->tail_planes = uint8_t(planes);
+    if (direct + spare / scheme.bits >= fields) return;
+    if (scheme.base == 5 && digits && direct + 1 == fields && spare >= kShortBits[digits]) {
+      packing->short_digits = uint8_t(digits);
+      return;
+    }
+  }
+}
+
+Packing make_packing(uint32_t levels, uint32_t line) {
+  Packing packing{};
+  packing.scheme = scheme_of(levels);
+  const Scheme &scheme = kSchemeTable[packing.scheme];
+  packing.vectors = (line + kVector - 1) / kVector;
+  const uint32_t fields = (packing.vectors + scheme.digits - 1) / scheme.digits;
+  packing.units = fields / scheme.fields;
+  pack_tail(scheme, fields % scheme.fields, &packing);
+  return packing;
+}
+
+Family family_of(const HeadFormat &format) {
+  const Codec &codec = format.codec;
+  if (codec.kind == Kind::raw || (codec.kind == Kind::progressive && codec.levels == 0)) return Family::halves;
+  if (codec.kind == Kind::polar) return Family::values;
+  if (!is_row(codec.kind)) return Family::columns;
+  const bool small_groups = format.token_params > 2 && codec.kind == Kind::affine_token && codec.group % 16 != 0;
+  return small_groups ? Family::values : Family::rows;
+}
+
+bool is_book(const HeadFormat &format) { return format.token_params == format.classes.size() && family_of(format) == Family::rows; }
+
+void add_region(const Tables &tables, const HeadFormat &format, const SlotClass &cls, bool upper, TensorLayout *out) {
+  if (cls.levels < 2 || cls.count == 0) return;
+  Region region{};
+  region.first = cls.first, region.count = cls.count, region.levels = cls.levels, region.upper = upper;
+  region.line = out->tile_tokens * cls.count;
+  region.packing = make_packing(cls.levels, region.line);
+  region.offset = out->codes;
+  region.table = is_book(format) ? tables.book(cls.levels) : nullptr;
+  region.scale = region.table ? book_scale(cls.levels) : 1.0f;
+  region.bias = region.table ? 128 : int32_t(cls.levels / 2);
+  region.quad = out->quads;
+  region.byte = out->decoded;
+  const uint32_t arrays = region.table && region.table->wide ? 2 : 1;
+  const uint32_t quads = (cls.count + 3) / 4;
+  out->quads += quads * arrays;
+  out->decoded += (out->keys ? quads * 4 * out->tile_tokens : region.line) * arrays;
+  out->codes += plane_bytes(region.packing);
+  out->regions.push_back(region);
+}
+
+void add_segments(const HeadFormat &format, TensorLayout *out) {
+  if (out->family != Family::rows) return;
+  if (is_book(format)) {
+    for (uint32_t i = 0; i < out->regions.size(); i++) out->segments.push_back({i, out->regions[i].first, out->regions[i].count, i});
+    return;
+  }
+  const uint32_t group = 2 * out->dim / format.token_params;
+  for (uint32_t i = 0; i < out->dim / group; i++) out->segments.push_back({0, i * group, group, 2 * i});
+}
+
+// Kitty's channels have 4 levels, and the boosted ones two bits more.
+void add_regions(const Tables &tables, const HeadFormat &format, TensorLayout *out) {
+  if (out->family == Family::halves) {
+    out->codes = size_t(2) * out->tile_tokens * out->dim;
+    return;
+  }
+  if (format.codec.kind != Kind::kitty) {
+    for (const SlotClass &cls : format.classes) add_region(tables, format, cls, false, out);
+    return;
+  }
+  out->boosted = uint32_t(uint64_t(out->dim) * format.codec.boost.p / format.codec.boost.q);
+  add_region(tables, format, {4, 0, out->dim, 0}, false, out);
+  add_region(tables, format, {4, 0, out->boosted, 0}, true, out);
+}
+
+void set_params(const HeadFormat &format, TensorLayout *out) {
+  out->param_bytes = format.codec.params == ParamType::fp16 ? 2 : 1;
+  if (out->family == Family::halves) return;
+  if (is_row(format.codec.kind)) {
+    out->params_size = size_t(format.token_params) * out->page_tokens * out->param_bytes;
+    return;
+  }
+  out->group = format.codec.group;
+  out->groups = out->page_tokens / out->group;
+  out->group_stride = size_t(2) * out->dim * out->param_bytes + 2 * out->boosted;
+  out->params_size = out->group_stride * out->groups;
+}
+
+TensorLayout make_layout(std::pmr::memory_resource *memory, const Tables &tables, const HeadFormat &format, uint32_t tokens) {
+  TensorLayout layout(memory);
+  layout.family = family_of(format);
+  layout.keys = format.shape.tensor == KVQ_TENSOR_K;
+  layout.dim = format.shape.dim;
+  layout.page_tokens = tokens;
+  layout.tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  layout.tile_tokens = round_up((tokens + layout.tiles - 1) / layout.tiles, 4);
+  add_regions(tables, format, &layout);
+  add_segments(format, &layout);
+  set_params(format, &layout);
+  return layout;
+}
+
+}  // namespace
+
+Tables::Tables() {
+  for (uint32_t i = 0; i < 12; i++) books[i] = make_book(kBookLevels[i]);
+  HeadFormat format(std::pmr::get_default_resource());
+  for (uint32_t i = 0; i < 256; i++) {
+    format.codec.params = ParamType::e4m3;
+    e4m3[i] = param_value(format, uint16_t(i));
+    format.codec.params = ParamType::e5m3;
+    e5m3[i] = param_value(format, uint16_t(i));
+  }
+}
+
+const CodeTable *Tables::book(uint32_t levels) const {
+  for (const CodeTable &book : books)
+    if (book.levels == levels) return &book;
+  return nullptr;
+}
+
+size_t plane_bytes(const Packing &packing) {
+  return size_t(kVector) * (packing.units * kSchemeTable[packing.scheme].planes + packing.tail_planes);
+}
+
+// Every code twice (wide books), a word of rest per class, and kitty's boosted channels.
+size_t code_bytes(uint32_t dim) { return size_t(kTileTokens) * (2 * dim + 4 * 9 + std::min(dim, 256u)) + kSlack; }
+
+CpuPageFormat::CpuPageFormat(std::pmr::memory_resource *memory, const Tables &tables, uint32_t tokens,
+                             std::pmr::vector<HeadFormat> &&keys, std::pmr::vector<HeadFormat> &&values)
+    : PageFormat(memory), layouts(memory), offsets(memory) {
+  k = std::move(keys);
+  v = std::move(values);
+  page_tokens = tokens;
+  layouts.reserve(2 * k.size());
+  for (size_t head = 0; head < k.size(); head++) {
+    TensorLayout key = make_layout(memory, tables, k[head], tokens), value = make_layout(memory, tables, v[head], tokens);
+    value.tile_offset = key.codes;
+    key.tile_stride = value.tile_stride = key.codes + value.codes;
+    key.params = key.tile_stride * key.tiles;
+    value.params = key.params + (key.params_size + 15) / 16 * 16;
+    offsets.push_back(bytes);
+    // Vector loads of parameters and of fp16 rows may pass their end.
+    const size_t slack = tokens % 16 || key.dim % 16 || value.dim % 16 ? 32 : 0;
+    bytes += (value.params + value.params_size + slack + kVector - 1) / kVector * kVector;
+    layouts.push_back(std::move(key));
+    layouts.push_back(std::move(value));
+  }
+}
+
+}  // namespace kvq::cpu

@@ -1,0 +1,242 @@
+// Blocks to packed pages and back: codes through lines of bytes (layout.h), parameters as they are.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/layout.h"
+
+namespace kvq::cpu {
+namespace {
+
+// ---- lines to planes
+
+// The 64 fields of one field number: byte i holds the digits of byte i of its vectors.
+void make_fields(const Scheme &scheme, const uint8_t *line, uint32_t digits, uint32_t bits, uint8_t *fields) {
+  uint32_t whole = 1;
+  for (uint32_t d = 0; d < digits; d++) whole *= scheme.base;
+  for (uint32_t i = 0; i < 64; i++) {
+    uint32_t number = 0;
+    for (uint32_t d = 0; d < digits; d++) number = number * scheme.base + line[d * 64 + i];
+    fields[i] = uint8_t(scheme.digits == 1 ? number : ((number << bits) + whole - 1) / whole);
+  }
+}
+
+// Bits [0, bits) of the fields to bits [shift, shift + bits) of a plane.
+void place(const uint8_t *fields, uint32_t first, uint32_t bits, uint32_t shift, uint8_t *plane) {
+  for (uint32_t i = 0; i < 64; i++) plane[i] |= uint8_t((fields[i] >> first & ((1u << bits) - 1)) << shift);
+}
+
+// Field `index` of a unit of `count` planes.
+void place_field(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint32_t bits, uint32_t count, uint8_t *planes) {
+  const uint32_t direct = count * scheme.direct, low = scheme.direct * scheme.bits;
+  if (index < direct)
+    return place(fields, 0, bits, index % scheme.direct * scheme.bits, planes + index / scheme.direct * 64);
+  for (uint32_t b = 0; b < bits; b++) {
+    const uint32_t spare = (index - direct) * scheme.bits + b;
+    place(fields, b, 1, low + spare % scheme.spare, planes + spare / scheme.spare * 64);
+  }
+}
+
+// `line` is readable, as zeros, for a whole field behind its end.
+void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes) {
+  const Scheme &scheme = kSchemeTable[packing.scheme];
+  std::memset(planes, 0, plane_bytes(packing));
+  uint8_t fields[64];
+  for (uint32_t unit = 0; unit <= packing.units; unit++) {
+    const bool tail = unit == packing.units;
+    const uint32_t count = tail ? packing.tail_fields : scheme.fields;
+    for (uint32_t f = 0; f < count; f++) {
+      const bool is_short = tail && packing.short_digits && f + 1 == count;
+      const uint32_t digits = is_short ? packing.short_digits : scheme.digits;
+      const uint32_t bits = is_short ? kShortBits[digits] : scheme.bits;
+      make_fields(scheme, line, digits, bits, fields);
+      place_field(scheme, fields, f, bits, tail ? packing.tail_planes : scheme.planes, planes);
+      line += 64 * digits;
+    }
+    planes += 64 * scheme.planes;
+  }
+}
+
+// ---- codes in a line
+
+// Place of slot `slot` of the region, token `token` of the tile.
+size_t line_index(const TensorLayout &layout, const Region &region, uint32_t token, uint32_t slot) {
+  if (!layout.keys) return (size_t(token / 4) * region.count + slot) * 4 + kByte[token % 4];
+  const uint32_t whole = region.count / 4 * 4, rest = region.count - whole;
+  if (slot < whole) return (size_t(slot / 4) * layout.tile_tokens + token) * 4 + kByte[slot % 4];
+  return size_t(whole) * layout.tile_tokens + size_t(token) * rest + (slot - whole);
+}
+
+struct Lines {
+  explicit Lines(std::pmr::memory_resource *memory) : bytes(memory) {}
+  // The line of a region's tile; decoded if `old`, else zeros.
+  uint8_t *open(const Region &region, const uint8_t *planes, bool old) {
+    bytes.assign(region.line + kSlack, 0);
+    if (old) {
+      kernels_portable.unpack(region.packing, planes, nullptr, bytes.data(), 0);
+      std::fill(bytes.begin() + region.line, bytes.end(), uint8_t(0));
+    }
+    return bytes.data();
+  }
+  std::pmr::vector<uint8_t> bytes;
+};
+
+// Rows [first, first + count) of a page lie in tiles; what one call of `f` gets.
+struct TileRows {
+  uint32_t tile, token, count, row;  // row: of the first token, counted from `first`
+};
+template <class F>
+void for_tiles(const TensorLayout &layout, uint32_t first, uint32_t count, F &&f) {
+  for (uint32_t row = 0; row < count;) {
+    const uint32_t tile = (first + row) / layout.tile_tokens, token = (first + row) % layout.tile_tokens;
+    const uint32_t n = std::min(count - row, layout.tile_tokens - token);
+    f(TileRows{tile, token, n, row});
+    row += n;
+  }
+}
+
+// Channels of kitty's upper region in the group of a token: slot -> channel, from the position bytes [groups][dim].
+void boosted_of(const uint8_t *positions, uint32_t dim, uint16_t *channel) {
+  for (uint32_t c = 0; c < dim; c++)
+    if (positions[c] != 0xff) channel[positions[c]] = uint16_t(c);
+}
+
+// A call's rows: codes [row][dim], and kitty's positions of its groups.
+struct Rows {
+  const uint8_t *positions;
+  uint8_t *codes;
+};
+
+// f(byte of the line, code, shift, mask) for every code of a region's rows: the line has (code >> shift) & mask.
+template <class F>
+void for_codes(const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line, F &&f) {
+  uint16_t channel[256];
+  for (uint32_t i = 0; i < rows.count; i++) {
+    const uint32_t row = rows.row + i;
+    uint8_t *codes = block.codes + size_t(row) * layout.dim;
+    if (region.upper && (i == 0 || row % layout.group == 0))
+      boosted_of(block.positions + size_t(row / layout.group) * layout.dim, layout.dim, channel);
+    for (uint32_t slot = 0; slot < region.count; slot++) {
+      uint8_t &code = codes[region.upper ? channel[slot] : region.first + slot];
+      f(line[line_index(layout, region, rows.token + i, slot)], code, region.upper ? 2 : 0, layout.boosted ? 3 : 0xff);
+    }
+  }
+}
+
+void write_codes(const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
+                 std::pmr::memory_resource *memory) {
+  Lines lines(memory);
+  for_tiles(layout, first, count, [&](const TileRows &rows) {
+    uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
+    for (const Region &region : layout.regions) {
+      uint8_t *planes = tile + region.offset, *line = lines.open(region, planes, rows.count < layout.tile_tokens);
+      for_codes(layout, region, rows, block, line,
+                [](uint8_t &byte, uint8_t code, uint32_t shift, uint32_t mask) { byte = uint8_t(code >> shift & mask); });
+      pack_line(region.packing, line, planes);
+    }
+  });
+}
+
+// The codes' bytes are zeros before.
+void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
+                std::pmr::memory_resource *memory) {
+  Lines lines(memory);
+  for_tiles(layout, first, count, [&](const TileRows &rows) {
+    const uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
+    for (const Region &region : layout.regions) {
+      uint8_t *line = lines.open(region, tile + region.offset, true);
+      for_codes(layout, region, rows, block, line,
+                [](uint8_t &byte, uint8_t &code, uint32_t shift, uint32_t) { code |= uint8_t(byte << shift); });
+    }
+  });
+}
+
+// ---- fp16 values and parameters
+
+uint16_t load_param(const uint8_t *at, uint32_t bytes) {
+  uint16_t value = at[0];
+  if (bytes == 2) std::memcpy(&value, at, 2);
+  return value;
+}
+void store_param(uint8_t *at, uint32_t bytes, uint16_t value) { std::memcpy(at, &value, bytes); }
+
+// f(place in the blob, bytes, number in Block::params) for every parameter (or raw value) of rows [first, first + count).
+template <class F>
+void for_params(const HeadFormat &format, const TensorLayout &layout, uint32_t first, uint32_t count, F &&f) {
+  const uint32_t bytes = layout.param_bytes, dim = layout.dim;
+  if (layout.family == Family::halves) {
+    for_tiles(layout, first, count, [&](const TileRows &rows) {
+      const size_t tile = layout.tile_offset + rows.tile * layout.tile_stride;
+      for (uint32_t i = 0; i < rows.count; i++)
+        for (uint32_t c = 0; c < dim; c++) {
+          const uint32_t t = rows.token + i;
+          f(tile + 2 * (layout.keys ? size_t(c) * layout.tile_tokens + t : size_t(t) * dim + c), 2, size_t(rows.row + i) * dim + c);
+        }
+    });
+  } else if (layout.group == 0) {
+    for (uint32_t i = 0; i < count; i++)
+      for (uint32_t p = 0; p < format.token_params; p++)
+        f(layout.params + (size_t(p) * layout.page_tokens + first + i) * bytes, bytes, size_t(i) * format.token_params + p);
+  } else {
+    for (uint32_t g = 0; g < count / layout.group; g++) {
+      const size_t group = layout.params + (first / layout.group + g) * layout.group_stride;
+      for (uint32_t c = 0; c < dim; c++)
+        for (uint32_t zero = 0; zero < 2; zero++) f(group + (size_t(zero) * dim + c) * bytes, bytes, (size_t(g) * dim + c) * 2 + zero);
+    }
+  }
+}
+
+// Kitty's list of boosted channels of a group, behind its scales and zeros.
+size_t boosted_list(const TensorLayout &layout, uint32_t group) {
+  return layout.params + group * layout.group_stride + size_t(2) * layout.dim * layout.param_bytes;
+}
+
+void write_boosted(const TensorLayout &layout, uint8_t *blob, uint32_t first, const Block &block) {
+  for (uint32_t g = 0; g < block.tokens / layout.group; g++) {
+    uint16_t channel[256];
+    boosted_of(block.boosted.data() + size_t(g) * layout.dim, layout.dim, channel);
+    std::memcpy(blob + boosted_list(layout, first / layout.group + g), channel, size_t(2) * layout.boosted);
+  }
+}
+
+void read_boosted(const TensorLayout &layout, const uint8_t *blob, uint32_t first, uint32_t groups, uint8_t *positions) {
+  std::memset(positions, 0xff, size_t(groups) * layout.dim);
+  for (uint32_t g = 0; g < groups; g++) {
+    uint16_t channel[256];
+    std::memcpy(channel, blob + boosted_list(layout, first / layout.group + g), size_t(2) * layout.boosted);
+    for (uint32_t i = 0; i < layout.boosted; i++) positions[size_t(g) * layout.dim + channel[i]] = uint8_t(i);
+  }
+}
+
+}  // namespace
+
+void write_rows(const CpuPageFormat &format, void *page, uint32_t head, uint32_t tensor, uint32_t first, const Block &block) {
+  const TensorLayout &layout = format.layout(head, tensor);
+  uint8_t *blob = format.blob(page, head);
+  for_params(format.head_format(head, tensor), layout, first, block.tokens,
+             [&](size_t at, uint32_t bytes, size_t i) { store_param(blob + at, bytes, block.params[i]); });
+  if (format.head_format(head, tensor).codec.kind == Kind::kitty) write_boosted(layout, blob, first, block);
+  const Rows rows{block.boosted.data(), const_cast<uint8_t *>(block.codes.data())};
+  write_codes(layout, blob, first, block.tokens, rows, block.codes.get_allocator().resource());
+}
+
+void read_rows(const CpuPageFormat &format, const void *page, uint32_t head, uint32_t tensor, uint32_t first, uint32_t count,
+               Block *block) {
+  const HeadFormat &head_format = format.head_format(head, tensor);
+  const TensorLayout &layout = format.layout(head, tensor);
+  const uint8_t *blob = format.blob(page, head);
+  const size_t params = block->params.size(), codes = block->codes.size(), positions = block->boosted.size();
+  block->tokens += count;
+  block->params.resize(params + block_params(head_format, count));
+  for_params(head_format, layout, first, count,
+             [&](size_t at, uint32_t bytes, size_t i) { block->params[params + i] = load_param(blob + at, bytes); });
+  if (layout.family == Family::halves) return;
+  block->codes.resize(codes + size_t(count) * layout.dim);
+  if (head_format.codec.kind == Kind::kitty) {
+    block->boosted.resize(positions + size_t(count / layout.group) * layout.dim);
+    read_boosted(layout, blob, first, count / layout.group, block->boosted.data() + positions);
+  }
+  const Rows rows{block->boosted.data() + positions, block->codes.data() + codes};
+  read_codes(layout, blob, first, count, rows, block->codes.get_allocator().resource());
+}
+
+}  // namespace kvq::cpu

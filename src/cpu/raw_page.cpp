@@ -1,0 +1,85 @@
+#include "cpu/raw_page.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/codec.h"
+#include "util/entry.h"
+
+namespace kvq::cpu {
+namespace {
+
+constexpr uint32_t kMostChannels = 1024;  // kvq.h: dim_k, dim_v
+
+Status refuse(const char *name, uint64_t token, uint32_t head, uint32_t channel) {
+  return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed", name,
+              (unsigned long long)token, head, channel);
+}
+
+}  // namespace
+
+const void *tensor_row(const kvq_tensor &x, uint64_t row, uint32_t head, uint32_t heads, uint32_t dim) {
+  const int64_t head_stride = x.head_stride ? x.head_stride : dim;
+  const int64_t token_stride = x.token_stride ? x.token_stride : int64_t(heads) * dim;
+  return static_cast<const char *>(x.data) + (int64_t(row) * token_stride + head * head_stride) * int64_t(dtype_bytes(x.dtype));
+}
+
+RawRow raw_row(const LayerShape &shape, void *page, uint32_t head, uint32_t tensor, uint32_t token) {
+  uint16_t *blob = reinterpret_cast<uint16_t *>(static_cast<char *>(page) + head * raw_head_bytes(shape));
+  if (tensor == KVQ_TENSOR_K) return {blob + token, kRawTokens};
+  return {blob + raw_values_offset(shape) / 2 + size_t(token) * shape.dim_v, 1};
+}
+
+Status store_raw_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
+                      uint64_t *saturated) {
+  uint16_t row[kMostChannels];
+  for (uint32_t i = 0; i < rows.count; i++) {
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      const kvq_tensor &x = tensor == KVQ_TENSOR_K ? k : v;
+      const uint32_t dim = tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v;
+      for (uint32_t head = 0; head < shape.kv_heads; head++) {
+        const uint32_t bad = enter_row(tensor_row(x, first + i, head, shape.kv_heads, dim), x.dtype, dim, row, saturated);
+        if (bad < dim) return refuse(tensor == KVQ_TENSOR_K ? "k" : "v", first + i, head, bad);
+        const RawRow to = raw_row(shape, rows.page, head, tensor, rows.first + i);
+        for (uint32_t c = 0; c < dim; c++) to.first[c * to.stride] = row[c];
+      }
+    }
+  }
+  return KVQ_OK;
+}
+
+Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                  uint64_t *saturated) {
+  uint16_t row[kMostChannels];
+  for (uint64_t i = first; i < first + count; i++)
+    for (uint32_t head = 0; head < heads; head++) {
+      const uint32_t bad = enter_row(tensor_row(x, i, head, heads, dim), x.dtype, dim, row, saturated);
+      if (bad < dim) return refuse(name, i, head, bad);
+    }
+  return KVQ_OK;
+}
+
+void copy_raw_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) {
+  const char *source = static_cast<const char *>(from);
+  char *target = static_cast<char *>(to);
+  for (uint32_t head = 0; head < shape.kv_heads; head++) {
+    for (uint32_t c = 0; c < shape.dim_k; c++) {
+      const size_t channel = size_t(2) * kRawTokens * c;
+      std::memcpy(target + channel + 2 * to_row, source + channel + 2 * from_row, size_t(2) * count);
+    }
+    const size_t values = raw_values_offset(shape), row = size_t(2) * shape.dim_v;
+    std::memcpy(target + values + row * to_row, source + values + row * from_row, row * count);
+    source += raw_head_bytes(shape);
+    target += raw_head_bytes(shape);
+  }
+}
+
+void load_raw_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) {
+  const uint32_t dim = tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v;
+  for (uint32_t i = 0; i < rows.count; i++) {
+    const RawRow from = raw_row(shape, rows.page, head, tensor, rows.first + i);
+    for (uint32_t c = 0; c < dim; c++) out[size_t(i) * dim + c] = from.first[c * from.stride];
+  }
+}
+
+}  // namespace kvq::cpu
