@@ -26,10 +26,14 @@ struct GeometryField {
   uint32_t LayerShape::*member;
 };
 constexpr GeometryField kGeometry[] = {
-    {"kv_heads", &LayerShape::kv_heads},       {"q_heads", &LayerShape::q_heads},
-    {"dim_k", &LayerShape::dim_k},             {"dim_v", &LayerShape::dim_v},
-    {"rope_layout", &LayerShape::rope_layout}, {"rotary_dim", &LayerShape::rotary_dim},
-    {"rotary_first", &LayerShape::rotary_first}, {"window", &LayerShape::window},
+    {"kv_heads", &LayerShape::kv_heads},
+    {"q_heads", &LayerShape::q_heads},
+    {"dim_k", &LayerShape::dim_k},
+    {"dim_v", &LayerShape::dim_v},
+    {"rope_layout", &LayerShape::rope_layout},
+    {"rotary_dim", &LayerShape::rotary_dim},
+    {"rotary_first", &LayerShape::rotary_first},
+    {"window", &LayerShape::window},
     {"kv_source", &LayerShape::source},
 };
 

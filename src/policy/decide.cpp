@@ -191,8 +191,10 @@ Status decide_chanmix(const Step &step, const DecisionInput &input, Bytes *out) 
   std::vector<size_t> rest;  // the narrowest are chosen among those that are not widest: a tie may reach both ends
   std::vector<double> narrowness;
   for (size_t i = 0; i < scores.size(); i++) {
-    if (widest[i]) (*out)[i] = 3;
-    else rest.push_back(i), narrowness.push_back(-scores[i]);
+    if (widest[i])
+      (*out)[i] = 3;
+    else
+      rest.push_back(i), narrowness.push_back(-scores[i]);
   }
   std::vector<uint8_t> narrowest(rest.size());
   select_largest<double>(narrowness, count, narrowest);
@@ -236,9 +238,15 @@ struct StepRow {
   Status (*decide)(const Step &, const DecisionInput &, Bytes *);
 };
 constexpr StepRow kSteps[] = {
-    {"pnmix", decide_mask},          {"channel-split", decide_mask}, {"blockgtq", decide_widths},
-    {"pair-widths", decide_widths},  {"semkv-prompt", decide_prompt}, {"semkv-block", decide_block},
-    {"kitty", decide_kitty},         {"center", decide_center},      {"chanmix", decide_chanmix},
+    {"pnmix", decide_mask},
+    {"channel-split", decide_mask},
+    {"blockgtq", decide_widths},
+    {"pair-widths", decide_widths},
+    {"semkv-prompt", decide_prompt},
+    {"semkv-block", decide_block},
+    {"kitty", decide_kitty},
+    {"center", decide_center},
+    {"chanmix", decide_chanmix},
     {"pmkvq-shrink", decide_shrink},
 };
 

@@ -1,4 +1,5 @@
 // PN-Mix: salient rotary pairs (or channels) keep more bits (PN-Mix section 3; FORMATS section 6).
+#include <iterator>
 #include <vector>
 
 #include "policy/select.h"
@@ -35,14 +36,26 @@ void rank_channels_by_magnitude(const HeadStatistics &statistics, uint64_t count
 }
 
 // In the order of Criterion.
-constexpr void (*kRank[])(const HeadStatistics &, uint64_t, std::span<uint8_t>) = {
-    rank_pairs_by_product, rank_pairs_by_key, rank_channels_by_range, rank_channels_by_magnitude};
+struct CriterionRow {
+  const char *name;
+  bool queries, channels;
+  void (*rank)(const HeadStatistics &statistics, uint64_t count, std::span<uint8_t> mask);
+};
+constexpr CriterionRow kCriteria[] = {
+    {"qk-pair", true, false, rank_pairs_by_product},
+    {"k-pair", false, false, rank_pairs_by_key},
+    {"k-range", false, true, rank_channels_by_range},
+    {"k-magnitude", false, true, rank_channels_by_magnitude},
+};
+
+const CriterionRow &row_of(const Policy &policy) { return kCriteria[size_t(policy.criterion)]; }
 
 }  // namespace
 
-bool ranks_channels(Criterion criterion) { return criterion == Criterion::k_range || criterion == Criterion::k_magnitude; }
+bool ranks_channels(Criterion criterion) { return kCriteria[size_t(criterion)].channels; }
+const char *criterion_name(uint32_t criterion) { return criterion < std::size(kCriteria) ? kCriteria[criterion].name : nullptr; }
 
-Needs pnmix_needs(const Policy &policy) { return {true, policy.criterion == Criterion::qk_pair}; }
+Needs pnmix_needs(const Policy &policy) { return {true, row_of(policy).queries}; }
 
 Status pnmix_check(const Policy &policy, const Codec &codec, const HeadShape &, uint32_t) {
   if (codec.has_table || ranks_channels(policy.criterion) == codec.by_channel) return KVQ_OK;
@@ -51,7 +64,7 @@ Status pnmix_check(const Policy &policy, const Codec &codec, const HeadShape &, 
 }
 
 Status pnmix_decide(const Policy &policy, const HeadShape &, const HeadStatistics &statistics, uint32_t, std::span<uint8_t> table) {
-  kRank[size_t(policy.criterion)](statistics, floor_of(policy.r, table.size()), table);
+  row_of(policy).rank(statistics, floor_of(policy.r, table.size()), table);
   return KVQ_OK;
 }
 

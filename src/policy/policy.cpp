@@ -1,8 +1,7 @@
 // The table of policies and what the rest of the library asks of it.
-#include "policy/table.h"
-
 #include <algorithm>
 
+#include "policy/table.h"
 #include "policy/text.h"
 #include "recipe/recipe.h"
 

@@ -44,7 +44,9 @@ Status check_table(const Policy &policy, const Codec &codec, const HeadShape &sh
 Status check_counts(const Policy &policy, const HeadStatistics &statistics);
 
 // ---- the rows' functions
-bool ranks_channels(Criterion criterion);  // else pairs
+bool ranks_channels(Criterion criterion);       // else pairs
+const char *criterion_name(uint32_t criterion);  // nullptr beyond the last
+const char *score_name(uint32_t score);          // nullptr beyond the last
 Needs pnmix_needs(const Policy &);
 Status pnmix_check(const Policy &, const Codec &, const HeadShape &, uint32_t unit);
 Status pnmix_decide(const Policy &, const HeadShape &, const HeadStatistics &, uint32_t unit, std::span<uint8_t> table);

@@ -17,7 +17,8 @@ size_t find_outside(std::string_view text, char mark) {
   int depth = 0;
   for (size_t i = 0; i < text.size(); i++) {
     if (text[i] == mark && depth == 0) return i;
-    depth += text[i] == '(' ? 1 : text[i] == ')' ? -1 : 0;
+    depth += text[i] == '(' ? 1 : text[i] == ')' ? -1
+                                                 : 0;
     if (depth < 0) break;
   }
   return std::string_view::npos;
@@ -88,18 +89,15 @@ uint64_t floor_of(Ratio r, uint64_t n) { return uint64_t(UInt128(r.p) * n / r.q)
 
 namespace {
 
-// Names of an enumeration in the order of its values; a value is its index.
-template <size_t N>
-Status parse_name(std::string_view value, const char *key, const char *const (&names)[N], uint8_t *out) {
-  for (size_t i = 0; i < N; i++)
-    if (value == names[i]) return *out = uint8_t(i), KVQ_OK;
-  std::string allowed = names[0];
-  for (size_t i = 1; i < N; i++) allowed += std::string(", ") + names[i];
+// The value of an enumeration by its name: name(i) is that of value i, nullptr beyond the last.
+Status parse_name(std::string_view value, const char *key, const char *(*name)(uint32_t), uint8_t *out) {
+  std::string allowed;
+  for (uint32_t i = 0; name(i); i++) {
+    if (value == name(i)) return *out = uint8_t(i), KVQ_OK;
+    allowed += (i ? ", " : "") + std::string(name(i));
+  }
   return fail(KVQ_E_INVALID, "%s=%.*s is none of %s", key, length(value), value.data(), allowed.c_str());
 }
-
-constexpr const char *kCriteria[] = {"qk-pair", "k-pair", "k-range", "k-magnitude"};
-constexpr const char *kScores[] = {"qk-avg", "qk-max", "qk-product", "k-only", "q-only", "k-var", "q-var", "q-geo", "q-range"};
 
 Status set_r(std::string_view value, PolicyText *out) {
   KVQ_TRY(parse_ratio(value, "r", &out->policy.r));
@@ -110,14 +108,14 @@ Status set_r(std::string_view value, PolicyText *out) {
 
 Status set_criterion(std::string_view value, PolicyText *out) {
   uint8_t index = 0;
-  KVQ_TRY(parse_name(value, "criterion", kCriteria, &index));
+  KVQ_TRY(parse_name(value, "criterion", criterion_name, &index));
   out->policy.criterion = Criterion(index);
   return KVQ_OK;
 }
 
 Status set_score(std::string_view value, PolicyText *out) {
   uint8_t index = 0;
-  KVQ_TRY(parse_name(value, "score", kScores, &index));
+  KVQ_TRY(parse_name(value, "score", score_name, &index));
   out->policy.score = Score(index);
   return KVQ_OK;
 }
@@ -151,7 +149,7 @@ constexpr Key kKeys[] = {
     {"r", bit(PolicyKind::pnmix) | bit(PolicyKind::semkv) | bit(PolicyKind::channel_split),
      bit(PolicyKind::pnmix) | bit(PolicyKind::semkv), set_r, [](const PolicyText &p) { return print_ratio(p.policy.r); }},
     {"criterion", bit(PolicyKind::pnmix), 0, set_criterion,
-     [](const PolicyText &p) { return std::string(kCriteria[size_t(p.policy.criterion)]); }},
+     [](const PolicyText &p) { return std::string(criterion_name(uint32_t(p.policy.criterion))); }},
     {"avg", kWidthPolicies, kWidthPolicies,
      [](std::string_view value, PolicyText *out) { return parse_ratio(value, "avg", &out->policy.avg); },
      [](const PolicyText &p) { return print_ratio(p.policy.avg); }},
@@ -161,7 +159,7 @@ constexpr Key kKeys[] = {
     {"bmax", kWidthPolicies, 0,
      [](std::string_view value, PolicyText *out) { return set_width(value, "bmax", &out->policy.bmax); },
      [](const PolicyText &p) { return std::to_string(p.policy.bmax); }},
-    {"score", kWidthPolicies, 0, set_score, [](const PolicyText &p) { return std::string(kScores[size_t(p.policy.score)]); }},
+    {"score", kWidthPolicies, 0, set_score, [](const PolicyText &p) { return std::string(score_name(uint32_t(p.policy.score))); }},
     {"unit", kWidthPolicies, 0, set_unit, [](const PolicyText &p) { return p.unit.empty() ? std::string("1") : p.unit; }},
     {"low", bit(PolicyKind::semkv), bit(PolicyKind::semkv),
      [](std::string_view value, PolicyText *out) { return out->low = value, Status(KVQ_OK); },

@@ -2,6 +2,7 @@
 // blockgtq and pair-widths share everything here; they differ in the codec that takes the widths and in whose decision it is.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -53,11 +54,10 @@ constexpr ScoreRow kScores[] = {
     {"k-var", {true, false}, [](const PairMeans &m) { return k_var(m); }},
     {"q-var", {true, true}, [](const PairMeans &m) { return m.q * k_var(m); }},
     {"q-geo", {true, true}, [](const PairMeans &m) { return std::sqrt(m.q) * k_var(m); }},
-    {"q-range", {true, true},
-     [](const PairMeans &m) { return m.q * ((m.range_u * m.range_u + m.range_v * m.range_v) / 2); }},
+    {"q-range", {true, true}, [](const PairMeans &m) { return m.q * ((m.range_u * m.range_u + m.range_v * m.range_v) / 2); }},
 };
 
-// Pairs that get their bits together: `members` are consecutive in the order of allocation.
+// Pairs that get their bits together.
 struct Run {
   double score;
   uint32_t bits;
@@ -76,6 +76,8 @@ size_t best_run(const std::vector<Run> &runs, uint32_t bmax) {
 }
 
 }  // namespace
+
+const char *score_name(uint32_t score) { return score < std::size(kScores) ? kScores[score].name : nullptr; }
 
 Status width_scores(Score score, const HeadStatistics &statistics, const HeadShape &shape, std::span<double> scores) {
   const ScoreRow &row = kScores[size_t(score)];

@@ -20,10 +20,12 @@ constexpr Preset kPresets[] = {
     {"kivi-2-g32", "k=affine-channel(levels=4,group=32);v=affine-token(levels=4,group=fit32);block=32;recent=96"},
     {"polar-2", "k=polar(radius=4,angle=4,group=128);block=128"},
     {"kitty", "k=kitty(boost=1/32,group=128);sinks=32;block=128"},
-    {"pnmix", "k=pair-mix(low=1,high=3,group=128,midpoint=1);v=affine-token(levels=4,group=fit128);sinks=32;block=128;"
-              "policy=pnmix(r=1/2)"},
-    {"pnmix-g64", "k=pair-mix(low=1,high=3,group=64,midpoint=1);v=affine-token(levels=4,group=fit128);sinks=32;block=128;"
-                  "policy=pnmix(r=2/5)"},
+    {"pnmix",
+     "k=pair-mix(low=1,high=3,group=128,midpoint=1);v=affine-token(levels=4,group=fit128);sinks=32;block=128;"
+     "policy=pnmix(r=1/2)"},
+    {"pnmix-g64",
+     "k=pair-mix(low=1,high=3,group=64,midpoint=1);v=affine-token(levels=4,group=fit128);sinks=32;block=128;"
+     "policy=pnmix(r=2/5)"},
     {"tq-2", "k=lloyd(levels=4);v=lloyd(levels=4)"},
     {"tq-3", "k=lloyd(levels=8);v=lloyd(levels=8)"},
     {"tq-4", "k=lloyd(levels=16);v=lloyd(levels=16)"},
@@ -37,16 +39,21 @@ constexpr Preset kPresets[] = {
     {"blockgtq-k3v3", "k=width-groups;v=lloyd(levels=8);policy=blockgtq(avg=3)"},
     {"blockgtq-k3v2", "k=width-groups;v=lloyd(levels=4);policy=blockgtq(avg=3)"},
     {"blockgtq-k2v2", "k=width-groups;v=lloyd(levels=4);policy=blockgtq(avg=2)"},
-    {"blockgtq-k3v3-fast", "k=width-groups(params=e5m3,center=1);v=lloyd(levels=8,params=e5m3);sinks=4;recent=32;"
-                           "policy=blockgtq(avg=3,bmax=6,score=q-geo,unit=fit16)"},
-    {"blockgtq-k2v2-fast", "k=width-groups(params=e5m3,center=1);v=lloyd(levels=4,params=e5m3);sinks=4;recent=32;"
-                           "policy=blockgtq(avg=2,bmax=6,score=q-geo,unit=fit16)"},
-    {"kvq-2", "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=3,params=e5m3);sinks=32;recent=32;block=128;"
-              "policy=pair-widths(avg=2,bmin=1,bmax=4,score=q-var,unit=fit16)"},
-    {"kvq-2.5", "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=4,params=e5m3);sinks=32;recent=32;block=128;"
-                "policy=pair-widths(avg=21/8,bmin=0,bmax=6,score=q-var,unit=fit16)"},
-    {"kvq-3", "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=6,params=e5m3);sinks=32;recent=32;block=128;"
-              "policy=pair-widths(avg=3,bmin=0,bmax=6,score=q-var,unit=fit16)"},
+    {"blockgtq-k3v3-fast",
+     "k=width-groups(params=e5m3,center=1);v=lloyd(levels=8,params=e5m3);sinks=4;recent=32;"
+     "policy=blockgtq(avg=3,bmax=6,score=q-geo,unit=fit16)"},
+    {"blockgtq-k2v2-fast",
+     "k=width-groups(params=e5m3,center=1);v=lloyd(levels=4,params=e5m3);sinks=4;recent=32;"
+     "policy=blockgtq(avg=2,bmax=6,score=q-geo,unit=fit16)"},
+    {"kvq-2",
+     "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=3,params=e5m3);sinks=32;recent=32;block=128;"
+     "policy=pair-widths(avg=2,bmin=1,bmax=4,score=q-var,unit=fit16)"},
+    {"kvq-2.5",
+     "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=4,params=e5m3);sinks=32;recent=32;block=128;"
+     "policy=pair-widths(avg=21/8,bmin=0,bmax=6,score=q-var,unit=fit16)"},
+    {"kvq-3",
+     "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=6,params=e5m3);sinks=32;recent=32;block=128;"
+     "policy=pair-widths(avg=3,bmin=0,bmax=6,score=q-var,unit=fit16)"},
     {"tq-2c", "k=lloyd(levels=4,center=1);v=lloyd(levels=4);sinks=4;recent=32"},
     {"tq-3c", "k=lloyd(levels=8,center=1);v=lloyd(levels=8);sinks=4;recent=32"},
 };

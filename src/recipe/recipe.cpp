@@ -140,7 +140,8 @@ Status read_parts(const Fields &fields, Recipe *recipe, Parts *parts) {
 }
 
 std::string field_name(const Recipe &recipe, uint32_t cls, uint32_t tensor) {
-  return recipe.classes == 2 ? (cls ? "high" : "low") : tensor == KVQ_TENSOR_K ? "k" : "v";
+  if (recipe.classes == 2) return cls ? "high" : "low";
+  return tensor == KVQ_TENSOR_K ? "k" : "v";
 }
 
 Status resolve_layers(const Parts &parts, std::span<const LayerShape> shapes, Recipe *recipe) {
@@ -191,8 +192,10 @@ Status check_codec(const Policy &policy, const Codec &codec, const HeadShape &sh
   if (belongs) KVQ_TRY(row.check(policy, codec, shape, unit));
   if (codec.has_table) return KVQ_OK;
   if (!belongs)
-    return fail(KVQ_E_INVALID, "%s needs a mask or width list, which policy %s does not fill here: give it in the text, or name a "
-                "policy that does", print_codec(codec).c_str(), row.name);
+    return fail(KVQ_E_INVALID,
+                "%s needs a mask or width list, which policy %s does not fill here: give it in the text, or name a "
+                "policy that does",
+                print_codec(codec).c_str(), row.name);
   *filled = true;
   return KVQ_OK;
 }

@@ -10,10 +10,10 @@
 #include "recipe_kit.hpp"
 
 using namespace kvq;
+using Catch::Matchers::ContainsSubstring;
 using kvq_test::layer;
 using kvq_test::numbered;
 using kvq_test::parsed;
-using Catch::Matchers::ContainsSubstring;
 
 namespace {
 

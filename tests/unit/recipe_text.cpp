@@ -8,10 +8,10 @@
 #include "recipe_kit.hpp"
 
 using namespace kvq;
+using Catch::Matchers::ContainsSubstring;
 using kvq_test::layer;
 using kvq_test::parsed;
 using kvq_test::refusal;
-using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
@@ -25,8 +25,7 @@ std::string canonical(std::string_view text, const std::vector<LayerShape> &laye
 
 TEST_CASE("every preset parses, and its canonical text parses to itself") {
   const std::vector<std::vector<LayerShape>> geometries = {
-      {layer(128)}, {layer(64)}, {layer(80)}, {layer(96, 64)}, {layer(192, 128)}, {layer(2)}, {layer(1024)},
-      {layer(64), layer(80, 128), layer(576, 512)}};
+      {layer(128)}, {layer(64)}, {layer(80)}, {layer(96, 64)}, {layer(192, 128)}, {layer(2)}, {layer(1024)}, {layer(64), layer(80, 128), layer(576, 512)}};
   for (uint32_t i = 0; preset_name(i); i++)
     for (const auto &layers : geometries) {
       INFO("preset " << preset_name(i) << ", dim_k " << layers[0].dim_k);
