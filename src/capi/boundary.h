@@ -23,8 +23,8 @@ template <class F>
 int32_t guarded(F &&body) noexcept {
   try {
     return body();
-  } catch (const LimitReached &) {
-    return fail(KVQ_E_FULL, "max_bytes is reached");
+  } catch (const LimitReached &e) {
+    return fail(KVQ_E_FULL, "max_bytes=%llu has no room for %llu bytes more", (unsigned long long)e.limit, (unsigned long long)e.asked);
   } catch (const std::bad_alloc &) {
     return fail(KVQ_E_NOMEM, "the allocator returned NULL");
   } catch (const std::length_error &) {
@@ -83,5 +83,10 @@ Status read_layers(const kvq_layer *layers, uint32_t n_structs, uint32_t n_layer
 Status read_config(const kvq_config *in, Vector<LayerShape> *shapes, kvq_allocator *allocator, CacheConfig *config);
 
 Status check_tokens(const char *name, uint64_t tokens);
+
+// A refusal of rows names the layer that they were for.
+inline Status in_layer(uint32_t layer, Status status) {
+  return status == KVQ_E_NONFINITE ? fail(status, "layer %u, %s", layer, failure_detail()) : status;
+}
 
 }  // namespace kvq::capi

@@ -57,7 +57,7 @@ int32_t kvq_calibrate(kvq_cache *cache, const kvq_calibration *data) {
     KVQ_TRY(read_optional(in.q, "q", in.n_tokens, shape.q_heads, shape.dim_k, &q, &with_q));
     uint64_t saturated = 0;
     if (with_v) KVQ_TRY(own.backend->check_rows(v, 0, in.n_tokens, shape.kv_heads, shape.dim_v, "v", &saturated));
-    return own.policies->calibrate(in.layer, in.n_tokens, in.n_tokens > 0 ? &k : nullptr, with_q);
+    return in_layer(in.layer, own.policies->calibrate(in.layer, in.n_tokens, in.n_tokens > 0 ? &k : nullptr, with_q));
   });
 }
 

@@ -86,7 +86,7 @@ int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_prefill *des
     PromptChunk chunk;
     KVQ_TRY(read_struct(desc, &in, "desc"));
     KVQ_TRY(read_chunk(own, in, &tensors, &chunk));
-    return own.prefill(*use, chunk);
+    return in_layer(in.layer, own.prefill(*use, chunk));
   });
 }
 

@@ -64,7 +64,7 @@ int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_te
       KVQ_TRY(read_tensor(v, "v", use->tokens, shape.kv_heads, shape.dim_v, capi::Use::input, &values));
       KVQ_TRY(read_optional(q, "q", use->tokens, shape.q_heads, shape.dim_k, &queries, &with_q));
     }
-    return own.append(*use, layer, keys, values, with_q);
+    return in_layer(layer, own.append(*use, layer, keys, values, with_q));
   });
 }
 
@@ -82,7 +82,7 @@ int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_te
     }
     input.layer = layer;
     input.q = &queries, input.out = &output, input.lse = lse;
-    return own.attend(*use, input);
+    return in_layer(layer, own.attend(*use, input));
   });
 }
 

@@ -37,7 +37,7 @@ void *Memory::do_allocate(size_t bytes, size_t align) {
   }
   if (!p) {
     used_.fetch_sub(bytes, std::memory_order_relaxed);
-    if (!within && max_bytes_ != 0) throw LimitReached();
+    if (!within && max_bytes_ != 0) throw LimitReached(max_bytes_, bytes);
     throw std::bad_alloc();
   }
   uint64_t peak = peak_.load(std::memory_order_relaxed);

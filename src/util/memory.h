@@ -14,6 +14,8 @@ namespace kvq {
 
 // Thrown where max_bytes would be passed; the C boundary turns it into KVQ_E_FULL and std::bad_alloc into KVQ_E_NOMEM.
 struct LimitReached : std::bad_alloc {
+  LimitReached(uint64_t limit_bytes, uint64_t asked_bytes) noexcept : limit(limit_bytes), asked(asked_bytes) {}
+  uint64_t limit, asked;
   const char *what() const noexcept override { return "max_bytes reached"; }
 };
 

@@ -334,6 +334,8 @@ TEST_CASE("calls with zero tokens change nothing") {  // T24
     }
     REQUIRE(same_bits(out.values(), untouched.values()));
     ok(kvq_step_end(m.cache, step, nullptr, nullptr));
+    ok(kvq_step_begin(m.cache, nullptr, nullptr, 0, 0, &step));  // a batch of nothing
+    ok(kvq_step_end(m.cache, step, nullptr, nullptr));
     m.check(s);
     require_same(result_of(m, s), before, recipe);
   }

@@ -44,7 +44,7 @@ const std::vector<BadConfig> &bad_configs() {
       layer_field("negative KV heads", &kvq_layer::kv_heads, uint32_t(-3), {"kv_heads", "4294967293"}),
       layer_field("query heads no multiple", &kvq_layer::q_heads, 5, {"q_heads", "5", "kv_heads", "2"}),
       layer_field("no query heads", &kvq_layer::q_heads, 0, {"q_heads", "0"}),
-      layer_field("too many query heads", &kvq_layer::q_heads, 130, {"q_heads", "130", "128"}),
+      layer_field("too many query heads", &kvq_layer::q_heads, 130, {"q_heads", "130", "kv_heads", "64"}),
       layer_field("no key channels", &kvq_layer::dim_k, 0, {"dim_k", "0", "1024"}),
       layer_field("odd keys", &kvq_layer::dim_k, 65, {"dim_k", "65", "even"}),
       layer_field("long keys", &kvq_layer::dim_k, 1026, {"dim_k", "1026", "1024"}),
@@ -53,7 +53,7 @@ const std::vector<BadConfig> &bad_configs() {
       layer_field("unknown layout", &kvq_layer::rope_layout, 2, {"rope_layout", "2"}),
       layer_field("odd rotary part", &kvq_layer::rotary_dim, 31, {"rotary_dim", "31", "even"}),
       layer_field("long rotary part", &kvq_layer::rotary_dim, 66, {"rotary_dim", "66", "64"}),
-      layer_field("rotary part beyond the end", &kvq_layer::rotary_first, 2, {"rotary_first", "2", "64"}),
+      layer_field("rotary part beyond the end", &kvq_layer::rotary_first, 2, {"rotary_first", "2", "rotary_dim", "0"}),
       layer_field("odd rotary start", &kvq_layer::rotary_first, 1, {"rotary_first", "1", "even"}),
       layer_field("source of itself", &kvq_layer::kv_source, 2, {"kv_source", "2"}),
       layer_field("source behind it", &kvq_layer::kv_source, 9, {"kv_source", "9"}),
@@ -184,12 +184,15 @@ const std::vector<BadCall> &bad_calls() {
        KVQ_E_STATE, {"layer", "1"}},
       {"attend: no q", [](World &w) { return kvq_attend(w.m.cache, w.open, 0, nullptr, w.out.view(), nullptr, nullptr, nullptr); }, KVQ_E_INVALID, {"q", "NULL"}},
       {"attend: no out", [](World &w) { return kvq_attend(w.m.cache, w.open, 0, w.q.view(), nullptr, nullptr, nullptr, nullptr); }, KVQ_E_INVALID, {"out", "NULL"}},
-      {"attend: out of doubles", [](World &w) { return w.spoiled(w.out, [](auto &t) { t.dtype = KVQ_DTYPE_F64; }, 0); }, KVQ_E_INVALID, {"out", "dtype", "3"}},
-      {"attend: scale", [nan](World &w) { return w.options([nan](auto &o) { o.scale = nan; }); }, KVQ_E_INVALID, {"scale", "nan"}},
+      {"attend: out of doubles", [](World &w) { return w.spoiled(w.out, [](auto &t) { t.dtype = KVQ_DTYPE_F64; }, 0); }, KVQ_E_INVALID, {"out", "dtype", "F64"}},
+      {"attend: scale", [nan](World &w) { return w.options([nan](auto &o) { o.scale = nan; }); }, KVQ_E_INVALID, {"scale", "finite"}},
       {"attend: softcap", [](World &w) { return w.options([](auto &o) { o.softcap = -2; }); }, KVQ_E_INVALID, {"softcap", "-2"}},
       {"attend: sinks", [](World &w) { return w.options([](auto &o) { o.sinks = inf_sinks; }); }, KVQ_E_INVALID, {"sinks", "2"}},
       {"attend: options size", [](World &w) { return w.options([](auto &o) { o.struct_size = 0; }); }, KVQ_E_INVALID, {"struct_size", "0"}},
-      {"begin: no sequences", [](World &w) { return w.begin({}, {}); }, KVQ_E_INVALID, {"n_seqs", "0"}},
+      {"begin: no list of sequences", [](World &w) { const uint32_t one = 1; kvq_step x = 0; return kvq_step_begin(w.m.cache, nullptr, &one, 1, 0, &x); },
+       KVQ_E_INVALID, {"seqs", "NULL"}},
+      {"begin: no list of counts", [](World &w) { kvq_step x = 0; return kvq_step_begin(w.m.cache, &w.s, nullptr, 1, 0, &x); }, KVQ_E_INVALID,
+       {"new_tokens", "NULL"}},
       {"begin: flags", [](World &w) { return w.begin({w.s}, {1}, 8); }, KVQ_E_INVALID, {"flags", "8"}},
       {"begin: twice the same", [](World &w) { return w.begin({w.full, w.s, w.s}, {1, 1, 1}); }, KVQ_E_INVALID, {"seqs"}},
       {"begin: in a step", [](World &w) { return w.begin({w.s, w.fresh}, {1, 1}); }, KVQ_E_STATE, {"step"}},
@@ -381,7 +384,7 @@ TEST_CASE("a struct may be shorter or longer than the library's, but never lie")
     kvq_layer layer;
     uint32_t more[3];
   };
-  LongLayer layers[2] = {{layer_of(2, 2, 64), {}}, {layer_of(1, 3, 80), {}}};
+  LongLayer layers[2] = {{layer_of(2, 2, 64), {}}, {layer_of(1, 3, 96), {}}};
   for (LongLayer &layer : layers) layer.layer.struct_size = sizeof layer;
   kvq_config config = config_of(setup);
   config.layers = &layers[0].layer, config.n_layers = config.n_layer_structs = 2;

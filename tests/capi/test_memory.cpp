@@ -309,18 +309,28 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
   while (status == KVQ_OK && next < 100000) {
     const auto picture = m.picture(s);
     const Seen seen = m.query(s, 1, {.check = false});
+    const uint64_t used = stats(m.cache).bytes_used;
+    const Ids list = ids(next % 2000, 50);
     const uint32_t count = 50;
     kvq_step step = 0;
-    const uint64_t used = stats(m.cache).bytes_used;
     status = kvq_step_begin(m.cache, &s, &count, 1, 0, &step);
     if (status == KVQ_OK) {
-      ok(kvq_step_abort(m.cache, step));
-      REQUIRE((m.picture(s) == picture));
-      m.append(s, ids(next % 2000, count));
-      next += count;
-    } else {
+      for (uint32_t layer = 0; layer < 2; ++layer) {
+        const Tensor k = m.tensor(layer, Text::K, list), v = m.tensor(layer, Text::V, list);
+        ok(kvq_append(m.cache, step, layer, k.view(), v.view(), nullptr, nullptr));
+      }
+      status = kvq_step_end(m.cache, step, nullptr, nullptr);
+      if (status != KVQ_OK) {
+        const std::string sentence = detail();
+        REQUIRE(sentence.find(std::to_string(tight.max_bytes)) != std::string::npos);
+        ok(kvq_step_abort(m.cache, step));  // it was not over
+      } else {
+        m.appended(s, list);
+        next += count;
+      }
+    }
+    if (status != KVQ_OK) {
       refused(status, KVQ_E_FULL);
-      REQUIRE(detail().find(std::to_string(tight.max_bytes)) != std::string::npos);
       REQUIRE((m.picture(s) == picture));
       REQUIRE(same_bits(m.query(s, 1), seen));
       REQUIRE(stats(m.cache).bytes_used == used);

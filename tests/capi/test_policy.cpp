@@ -406,8 +406,8 @@ TEST_CASE("a policy travels as a blob to another sequence and another cache") {
     a.commit(s, ids(0, 500));
     const Bytes blob = policy_blob(a.cache, s);
     ok(kvq_policy_set(b.cache, t, blob.data(), blob.size()));
-    REQUIRE(policy_blob(b.cache, t) == blob);
     b.commit(t, ids(0, 3));
+    REQUIRE(policy_blob(b.cache, t) == blob);
     b.append(t, ids(3, 497), 71);
     REQUIRE((a.picture(s) == b.picture(t)));
     refused(kvq_policy_set(b.cache, t, blob.data(), blob.size()), KVQ_E_STATE);  // it has tokens

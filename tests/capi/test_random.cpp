@@ -188,7 +188,10 @@ TEST_CASE("a full sequence refuses more, and all or nothing") {  // T7, T8
   };
   full({s}, {5});
   full({other, s}, {1, 4});  // not one of a batch
-  full({s}, {UINT32_MAX});
+  full({s}, {1000});
+  kvq_step huge = 0;
+  const uint32_t most = UINT32_MAX;
+  REQUIRE(kvq_step_begin(m.cache, &s, &most, 1, 0, &huge) < 0);
   refused(m.prefill(s, 0, ids(200, 4), 0, true), KVQ_E_FULL);
   m.append(s, ids(97, 3), 1);
   full({s}, {1});

@@ -68,7 +68,7 @@ inline uint32_t dim_v(const kvq_layer &layer) { return layer.dim_v ? layer.dim_v
 inline uint32_t dim_of(const kvq_layer &layer, uint32_t tensor) { return tensor == KVQ_TENSOR_K ? layer.dim_k : dim_v(layer); }
 
 // The default setting of the cases: 4 bits for keys per channel and values per token, nothing kept raw but the tail.
-inline const char *const kK4V4 = "k=affine-channel(levels=16,group=32);v=affine-token(levels=16,group=32);block=32;sinks=0;recent=0";
+inline const char *const kK4V4 = "k=affine-channel(levels=16,group=32);v=affine-token(levels=16,group=32);block=32";
 
 // ---- tensors
 

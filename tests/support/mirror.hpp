@@ -407,8 +407,8 @@ class Mirror {
         const double raw = entry(truth[c]), difference = got[c] - raw;
         error += difference * difference, power += raw * raw;
       }
-      // Another token would be wrong by about sqrt(2), one bit per number by less than 0.8.
-      const bool good = packed ? std::isfinite(error) && (!near_truth || error <= power) : error == 0;
+      // In energy another token would be wrong by 2 on average, one or two bits per number by less than 1.3 in any row.
+      const bool good = packed ? std::isfinite(error) && (!near_truth || error <= 1.5 * power) : error == 0;
       if (!good)
         FAIL(setup.recipe << ": token " << t << " of " << shadow.total() << (packed ? " (packed)" : " (raw)") << " layer " << layer
                           << " head " << head << " tensor " << tensor << " is off by " << std::sqrt(error / power));
