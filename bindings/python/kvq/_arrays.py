@@ -26,8 +26,8 @@ def tensor(x, shape, bf16, name):
     if dtype not in _READY:
         x = _converted(x, bf16, name)
     strides = x.strides
-    if x.size and (strides[2] != x.itemsize or not strides[0] or not strides[1]):
-        x = np.ascontiguousarray(x)  # a stride of 0 means "packed" to the library, so broadcast views are copied too
+    if x.size and (strides[2] != x.itemsize or strides[0] <= 0 or strides[1] <= 0):
+        x = np.ascontiguousarray(x)  # the library knows no negative strides, and 0 means "packed" to it
     return x
 
 

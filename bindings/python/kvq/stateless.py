@@ -32,7 +32,8 @@ def recipe(recipe_text, geometry):
     Raises kvq.Error INVALID, naming the key and what is allowed, or UNSUPPORTED.
     """
     layers = layers_of(geometry)
-    return text(capi.kvq_recipe_parse, recipe_text, c_layers(layers).cast(), len(layers))
+    array = c_layers(layers)  # must live during the call
+    return text(capi.kvq_recipe_parse, recipe_text, array.cast(), len(layers))
 
 
 def account(recipe_text, geometry, tokens, bits=None):
@@ -46,8 +47,9 @@ def account(recipe_text, geometry, tokens, bits=None):
         needed = sum(layer.kv_heads * layer.dim_k // 2 for layer in layers)
         if len(bits) != needed:
             raise ValueError(f"bits has {len(bits)} entries, must have {needed}: [layer][kv_head][dim_k/2]")
+    array = c_layers(layers)  # must live during the call
     c = capi.kvq_account()
-    capi.kvq_recipe_account(recipe_text, c_layers(layers).cast(), len(layers), tokens, bits, c)
+    capi.kvq_recipe_account(recipe_text, array.cast(), len(layers), tokens, bits, c)
     return Account(*(getattr(c, name) for name in Account._fields))
 
 
