@@ -1,0 +1,1 @@
+"""A small language model answers over many kinds of quantized cache: python -m kvq.demo"""

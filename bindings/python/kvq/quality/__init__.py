@@ -1,0 +1,1 @@
+"""Every recipe measured on a small language model: python -m kvq.quality"""

@@ -1,0 +1,112 @@
+"""The bookkeeping of kvq.quality: rows, checks, results on disk, and what is written."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rich")
+
+import kvq  # noqa: E402
+from kvq.lab.accounting import Cost  # noqa: E402
+from kvq.lab.metrics import Scores, summarize  # noqa: E402
+from kvq.quality import checks, report, rows  # noqa: E402
+from kvq.quality.store import Store  # noqa: E402
+
+GEOMETRY = dict(n_layers=30, kv_heads=3, q_heads=9, dim_k=64, layout="adjacent")
+
+
+def scores(kl, spread=0.0, seed=0):
+    noise = np.random.default_rng(seed).standard_normal(256) * spread
+    return Scores(kl + noise, np.ones(256, bool), np.full(256, kl), np.full(256, 3.0))
+
+
+def result(row, kl, spread=0.0, seed=0):
+    s = scores(kl, spread, seed)
+    return report.Result(row, s, Cost(2.0, 2.2, 1.8, 1000, 8000), summarize(s))
+
+
+def test_every_row_is_a_recipe_of_this_library_and_has_its_own_name():
+    table = rows.all_rows()
+    assert len({row.name for row in table}) == len(table)
+    assert {row.name for row in table} >= set(kvq.presets()) | set(rows.TARGETS) | {
+        n for chain in rows.ORDERS.values() for n in chain
+    }
+    for row in table:
+        assert "k=" in kvq.recipe(row.recipe, GEOMETRY)
+
+
+def test_a_result_is_kept_for_its_row_and_window_only(tmp_path):
+    store, row = Store(tmp_path), rows.Row("a", "tq-2")
+    store.save(row, 2, scores(0.1), Cost(2.25, 2.25, 2.25, 10, 80))
+    found, cost = store.load(row, 2)
+    np.testing.assert_array_equal(found.kl, scores(0.1).kl)
+    assert cost == Cost(2.25, 2.25, 2.25, 10, 80)
+    assert store.load(row, 6) is None and store.load(rows.Row("a", "tq-3"), 2) is None
+
+
+def test_a_half_written_result_is_measured_again(tmp_path):
+    store, row = Store(tmp_path), rows.Row("a", "tq-2")
+    store.save(row, 2, scores(0.1), Cost(2.25, 2.25, 2.25, 10, 80))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert store.load(row, 2) is None
+
+
+def everything(kl):
+    return {row.name: result(row, kl(row)) for row in rows.all_rows()}
+
+
+def good(row):
+    """A divergence with which every check passes."""
+    orders = [name for chain in rows.ORDERS.values() for name in chain]
+    return row.known.kl if row.known else 0.001 * (1 + orders.index(row.name)) if row.name in orders else 0.001
+
+
+def known_ratio(results):
+    """Give the rows with known figures their known perplexity ratio too."""
+    for r in results.values():
+        if r.row.known:
+            r.summary["ppl_ratio"] = r.row.known.ppl_ratio
+    return results
+
+
+def test_checks_pass_where_everything_is_as_known():
+    results = known_ratio(everything(good))
+    results["tq-2"] = result(results["tq-2"].row, 0.2)  # in two chains: above Block-GTQ, below affine rows
+    results["rotated affine rows, 4 levels"] = result(results["rotated affine rows, 4 levels"].row, 0.7)
+    assert [v.text for v in checks.check(results) if not v.passed] == []
+
+
+@pytest.mark.parametrize(
+    "name, kl, says",
+    [("kvq-2", 0.046, "kvq-2: KL 0.0460"), ("TQ K2V2", 0.25, "TQ K2V2: KL 0.25"), ("PN-Mix keys, qk", 0.5, "PN-Mix's criterion")],
+)
+def test_checks_fail_where_something_is_off(name, kl, says):
+    results = known_ratio(everything(good))
+    results[name] = result(results[name].row, kl)
+    assert any(v.text.startswith(says) and not v.passed for v in checks.check(results))
+
+
+def test_an_order_may_be_reversed_within_its_error_only():
+    a, b = (rows.Row(name, "tq-2") for name in "ab")
+    noisy = checks._order("x", result(a, 0.101, 0.05, 1), result(b, 0.1, 0.05, 2))
+    clear = checks._order("x", result(a, 0.2, 0.05, 1), result(b, 0.1, 0.05, 2))
+    assert noisy.passed and not clear.passed
+
+
+def test_the_page_keeps_its_own_words(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("textalloc")
+    page = tmp_path / report.PAGE
+    page.parent.mkdir()
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    results = known_ratio(everything(good))
+    for _ in range(2):
+        written = list(report.write(results, checks.check(results), tmp_path))
+    assert all((tmp_path / name).stat().st_size > 0 for name in written)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.count(report.BEGIN) == 1 and "| kvq-2 | 2.00 | 2.20 / 1.80 |" in text
+    document = json.loads((tmp_path / report.RESULTS).read_text())
+    assert {row["name"] for row in document["rows"]} == set(results)
