@@ -139,6 +139,19 @@ struct World {
     REQUIRE(step == 0);
     return status;
   }
+  int32_t too_many_queries() {  // refused where it shows: a layer may get tokens until it attends
+    const uint32_t count = 101;
+    kvq_step step = 0;
+    const int32_t begun = kvq_step_begin(m.cache, &s, &count, 1, KVQ_STEP_QUERY_ONLY, &step);
+    if (begun != KVQ_OK) return begun;
+    const Tensor many = m.tensor(0, Text::Q, ids(0, 101));
+    Tensor result(101, 4, 64, KVQ_DTYPE_F32, Lay::packed);
+    const int32_t status = kvq_attend(m.cache, step, 0, many.view(), result.view(), nullptr, nullptr, nullptr);
+    const std::string sentence = detail();
+    ok(kvq_step_abort(m.cache, step));
+    REQUIRE(detail() == sentence);
+    return status;
+  }
   int32_t values(uint32_t layer, uint32_t head, uint32_t tensor, uint64_t first, uint64_t count) {
     return kvq_export_values(m.cache, s, layer, head, tensor, first, count, row.data());
   }
@@ -196,7 +209,7 @@ const std::vector<BadCall> &bad_calls() {
       {"begin: flags", [](World &w) { return w.begin({w.s}, {1}, 8); }, KVQ_E_INVALID, {"flags", "8"}},
       {"begin: twice the same", [](World &w) { return w.begin({w.full, w.s, w.s}, {1, 1, 1}); }, KVQ_E_INVALID, {"seqs"}},
       {"begin: in a step", [](World &w) { return w.begin({w.s, w.fresh}, {1, 1}); }, KVQ_E_STATE, {"step"}},
-      {"begin: more queries than tokens", [](World &w) { return w.begin({w.s}, {101}, KVQ_STEP_QUERY_ONLY); }, KVQ_E_INVALID, {"101", "100"}},
+      {"attend: more queries than tokens", [](World &w) { return w.too_many_queries(); }, KVQ_E_INVALID, {"101", "100"}},
       {"begin: no step pointer", [](World &w) { const uint32_t one = 1; return kvq_step_begin(w.m.cache, &w.s, &one, 1, 0, nullptr); },
        KVQ_E_INVALID, {"step", "NULL"}},
       {"end: keep too many", [](World &w) { const uint32_t keep = 4; return kvq_step_end(w.m.cache, w.open, &keep, nullptr); }, KVQ_E_INVALID, {"keep", "4", "3"}},

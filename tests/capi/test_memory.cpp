@@ -300,7 +300,12 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
     need = stats(m.cache).bytes_used;
   }
   Setup tight = free;
-  tight.max_bytes = need + need / 2;
+  uint64_t workspace = 0;
+  {
+    Mirror m(free);
+    workspace = stats(m.cache).workspace_bytes;
+  }
+  tight.max_bytes = need + need / 2 + workspace;
   Mirror m(tight);
   const kvq_seq s = m.create();
   m.commit(s, ids(0, 200));
@@ -308,8 +313,9 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
   int32_t status = KVQ_OK;
   while (status == KVQ_OK && next < 100000) {
     const auto picture = m.picture(s);
-    const Seen seen = m.query(s, 1, {.check = false});
     const uint64_t used = stats(m.cache).bytes_used;
+    if (used + workspace + 16384 > tight.max_bytes) break;  // not even a query fits
+    const Seen seen = m.query(s, 1, {.check = false});
     const Ids list = ids(next % 2000, 50);
     const uint32_t count = 50;
     kvq_step step = 0;
@@ -339,6 +345,7 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
   }
   REQUIRE(next > 600);
   REQUIRE(next < 100000);
+  REQUIRE(status == KVQ_E_FULL);
   m.truncate(s, 100);
   m.append(s, ids(0, 60));
   m.check(s);
