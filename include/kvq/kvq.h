@@ -123,6 +123,18 @@ typedef struct kvq_layer {
   uint32_t kv_source;    /* 0: the layer stores its own K and V; n + 1: it reads those of the earlier layer n */
 } kvq_layer;
 
+/* What a recipe takes and a text cannot hold: choices for every layer and head (section 6, "options").  Arrays are flat, all layers
+ * in turn, those that read another layer's cache included.  What the recipe has no use for must be NULL with count 0. */
+typedef struct kvq_recipe_data {
+  uint32_t struct_size;
+  uint32_t reserved;
+  const uint8_t *bits;     /* widths of K, [layer][kv_head][dim_k] (dim_k/2 where the codec goes by pair): chanmix; blockgtq and
+                              pair-widths then decide nothing themselves */
+  const double *scores;    /* of K's pairs, [layer][kv_head][dim_k/2], finite, >= 0: blockgtq and pair-widths, instead of statistics */
+  const uint64_t *budgets; /* pmkvq: bytes of the packed tokens of one sequence, [layer] */
+  uint64_t n_bits, n_scores, n_budgets; /* entries of the arrays: checked */
+} kvq_recipe_data;
+
 /* Configuration of a cache. */
 typedef struct kvq_config {
   uint32_t struct_size;
@@ -140,6 +152,7 @@ typedef struct kvq_config {
   const kvq_allocator *allocator; /* NULL: malloc and free.  Copied: the struct may go, `user` must live as long as the cache */
   void *log_user;
   void (*log)(void *user, int32_t level, const char *message); /* NULL: silent.  Called by the thread that makes the call */
+  const kvq_recipe_data *recipe_data; /* NULL: none.  chanmix and pmkvq need theirs */
 } kvq_config;
 
 /* A strided tensor [token][head][channel]; channels are contiguous. */
@@ -261,7 +274,8 @@ KVQ_API const char *kvq_recipe_preset(uint32_t index);
  *
  * A recipe is a preset name, or fields "k=CODEC;v=CODEC;sinks=N;recent=N;block=N;policy=NAME(key=value,...)" in any order, or a
  * preset name followed by fields that replace its own, e.g. "kvq-2;sinks=4".  CODEC is the text of section 5; masks and width
- * lists that the policy fills are left out, and group=D stands for the head dimension.  Ratios are p/q.
+ * lists that the policy fills are left out, and group=D stands for the head dimension.  Ratios are p/q.  kvq_recipe_data is no
+ * part of the text, and not needed here.
  *
  * In: text; layers [n_layers] (as in kvq_config, all of one struct_size).
  * Out: buf: the canonical text, that parses to the same recipe.
@@ -270,11 +284,11 @@ KVQ_API int32_t kvq_recipe_parse(const char *text, const kvq_layer *layers, uint
                                  size_t *needed);
 
 /* Exact bytes of one sequence of `tokens` tokens, committed at once, under a recipe (section 8; a test for every preset).
- * Where the bytes depend on data (Block-GTQ: how many widths occur) `bits` gives the width lists.
- * In: text, layers [n_layers] as above; tokens; bits: widths [layer][kv_head][dim_k/2], or NULL where they do not matter.
- * Out: account.  Statuses: INVALID, STATE (bits needed), UNSUPPORTED.  Since 0.1. */
+ * Where the bytes depend on what a policy decides (Block-GTQ: how many widths occur) `data` gives the width lists, or the scores.
+ * In: text, layers [n_layers] as above; tokens; data as in kvq_config, or NULL.
+ * Out: account.  Statuses: INVALID, STATE (bits or scores needed), UNSUPPORTED.  Since 0.1. */
 KVQ_API int32_t kvq_recipe_account(const char *text, const kvq_layer *layers, uint32_t n_layers, uint64_t tokens,
-                                   const uint8_t *bits, kvq_account *account);
+                                   const kvq_recipe_data *data, kvq_account *account);
 
 /* ------------------------------------------------------------------------------------------------ cache and sequences */
 

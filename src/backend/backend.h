@@ -106,6 +106,9 @@ class Backend {
   // Encode raw tokens, in order, into rows of packed pages, in order (equal totals).  Column codecs get whole groups at whole groups.
   virtual void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) = 0;
   virtual void copy_packed(const PageFormat &format, const void *from, void *to) = 0;
+  // Rows [0, count) of a page of progressive codecs as a page of narrower ones (codec.h, narrow).
+  virtual void narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to,
+                             uint32_t count) = 0;
   // Rows of one head and tensor of a packed page, appended to `block` (column codecs: first is the start of a group and the
   // last group is whole).
   virtual void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,

@@ -115,20 +115,30 @@ Status read_layers(const kvq_layer *layers, uint32_t n_structs, uint32_t n_layer
   return KVQ_OK;
 }
 
-Status read_config(const kvq_config *in, Vector<LayerShape> *shapes, kvq_allocator *allocator, CacheConfig *config) {
+Status read_data(const kvq_recipe_data *in, kvq_recipe_data *out, const kvq_recipe_data **present) {
+  *present = nullptr;
+  if (!in) return KVQ_OK;
+  KVQ_TRY(read_struct(in, out, "recipe_data"));
+  *present = out;
+  return KVQ_OK;
+}
+
+Status read_config(const kvq_config *in, ConfigParts *out) {
   constexpr uint32_t kMaxThreads = 1024;
   kvq_config read;
   KVQ_TRY(read_struct(in, &read, "config"));
   KVQ_TRY(check_backend(read));
-  KVQ_TRY(read_layers(read.layers, read.n_layer_structs, read.n_layers, shapes));
+  KVQ_TRY(read_layers(read.layers, read.n_layer_structs, read.n_layers, &out->shapes));
   if (read.n_threads > kMaxThreads) return fail(KVQ_E_INVALID, "n_threads=%u is above %u", read.n_threads, kMaxThreads);
   if (read.reserved != 0) return fail(KVQ_E_INVALID, "config: reserved=%u is not 0", read.reserved);
-  if (read.allocator) KVQ_TRY(check_allocator(read.allocator, allocator));
-  *config = {*shapes,          read.recipe ? read.recipe : "kvq-3",
-             read.n_threads,   read.max_sequences,
-             read.max_bytes,   read.max_tokens,
-             read.allocator ? allocator : nullptr,
-             read.log_user,    read.log};
+  if (read.allocator) KVQ_TRY(check_allocator(read.allocator, &out->allocator));
+  const kvq_recipe_data *data;
+  KVQ_TRY(read_data(read.recipe_data, &out->data, &data));
+  out->config = {out->shapes,    read.recipe ? read.recipe : "kvq-3",
+                 data,           read.n_threads,
+                 read.max_sequences, read.max_bytes,
+                 read.max_tokens, read.allocator ? &out->allocator : nullptr,
+                 read.log_user,  read.log};
   return KVQ_OK;
 }
 

@@ -79,8 +79,18 @@ Status read_optional(const kvq_tensor *in, const char *name, uint64_t tokens, ui
 // Layers [n_structs], spaced by the first one's struct_size, for n_layers layers (n_structs of them, or 1: all alike).
 Status read_layers(const kvq_layer *layers, uint32_t n_structs, uint32_t n_layers, Vector<LayerShape> *shapes);
 
-// Everything of kvq_config.  `shapes` holds what config->shapes refers to.
-Status read_config(const kvq_config *in, Vector<LayerShape> *shapes, kvq_allocator *allocator, CacheConfig *config);
+// kvq_recipe_data; `in` may be NULL, *present then is nullptr too.
+Status read_data(const kvq_recipe_data *in, kvq_recipe_data *out, const kvq_recipe_data **present);
+
+// Everything of kvq_config, and what `config` refers to.
+struct ConfigParts {
+  explicit ConfigParts(std::pmr::memory_resource *memory) : shapes(memory) {}
+  Vector<LayerShape> shapes;
+  kvq_allocator allocator;
+  kvq_recipe_data data;
+  CacheConfig config;
+};
+Status read_config(const kvq_config *in, ConfigParts *out);
 
 Status check_tokens(const char *name, uint64_t tokens);
 

@@ -8,12 +8,10 @@ int32_t kvq_create(const kvq_config *config, kvq_cache **cache) {
   return guarded([&]() -> Status {
     KVQ_REQUIRE(cache);
     Memory scratch;
-    Vector<LayerShape> shapes(&scratch);
-    kvq_allocator allocator;
-    CacheConfig read;
-    KVQ_TRY(read_config(config, &shapes, &allocator, &read));
+    ConfigParts read(&scratch);
+    KVQ_TRY(read_config(config, &read));
     Cache *made;
-    KVQ_TRY(Cache::create(read, &made));
+    KVQ_TRY(Cache::create(read.config, &made));
     *cache = to(made);
     return KVQ_OK;
   });

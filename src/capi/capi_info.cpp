@@ -72,12 +72,10 @@ int32_t kvq_backend_support(const kvq_config *config, kvq_support *support) {
     KVQ_TRY(check_struct(config, sizeof *config, "config"));
     KVQ_TRY(check_struct(support, sizeof *support, "support"));
     Memory scratch;
-    Vector<LayerShape> shapes(&scratch);
-    kvq_allocator allocator;
-    CacheConfig read;
+    ConfigParts read(&scratch);
     kvq_support out{};
-    out.status = read_config(config, &shapes, &allocator, &read);
-    if (out.status == KVQ_OK) out.status = Cache::check(read);
+    out.status = read_config(config, &read);
+    if (out.status == KVQ_OK) out.status = Cache::check(read.config);
     out.path = out.status == KVQ_OK ? KVQ_PATH_FUSED : KVQ_PATH_NONE;
     if (out.status != KVQ_OK) std::snprintf(out.reason, sizeof out.reason, "%s", failure_detail());
     write_struct(out, support);

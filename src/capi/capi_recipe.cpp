@@ -28,16 +28,19 @@ int32_t kvq_recipe_parse(const char *text, const kvq_layer *layers, uint32_t n_l
   });
 }
 
-int32_t kvq_recipe_account(const char *text, const kvq_layer *layers, uint32_t n_layers, uint64_t tokens, const uint8_t *bits,
-                           kvq_account *out) {
+int32_t kvq_recipe_account(const char *text, const kvq_layer *layers, uint32_t n_layers, uint64_t tokens,
+                           const kvq_recipe_data *data, kvq_account *out) {
   return guarded([&]() -> Status {
     KVQ_TRY(check_struct(out, sizeof *out, "account"));
     Memory scratch;
     Vector<LayerShape> shapes(&scratch);
     Recipe recipe(&scratch);
+    kvq_recipe_data copy;
     KVQ_TRY(read_recipe(text, layers, n_layers, &shapes, &recipe));
+    KVQ_TRY(read_data(data, &copy, &data));
+    KVQ_TRY(apply_data(data, shapes, &recipe));
     kvq_account result{};
-    KVQ_TRY(account(recipe, shapes, tokens, bits, &result));
+    KVQ_TRY(account(recipe, shapes, tokens, &result));
     write_struct(result, out);
     return KVQ_OK;
   });

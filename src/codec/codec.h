@@ -108,6 +108,9 @@ void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, ui
 // Decode to float32 [tokens][dim], by channel.  A trailing partial group is allowed (ragged blocks).
 void decode(const HeadFormat &format, const Block &block, float *out);
 
+// progressive: the block of `from` at the narrower width of `to`, by the steps of section 2.5 (from 16 bits: from the rows).
+void narrow(const HeadFormat &from, const Block &block, const HeadFormat &to, Block *out);
+
 // Wire form of section 5.
 size_t wire_size(const HeadFormat &format, uint32_t tokens);
 void write_wire(const HeadFormat &format, const Block &block, uint8_t *wire);

@@ -30,11 +30,16 @@ static Status resolve(Codec *codec, const HeadShape &shape) {
 
 static void arrange(HeadFormat *format) { is_raw(*format) ? raw::arrange(format) : affine_rows::arrange(format); }
 
+// Down from `levels` levels to those of the format.
+static void shrink_from(uint32_t levels, const HeadFormat &format, Block *block) {
+  for (const Shrink &step : kChain)
+    if (levels > step.levels && format.codec.levels <= step.levels) shrink(step, block);
+}
+
 static void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
   if (is_raw(format)) return raw::encode(format, x, token_stride, block);
   affine_rows::encode_levels(format, 256, x, token_stride, block);
-  for (const Shrink &step : kChain)
-    if (format.codec.levels <= step.levels) shrink(step, block);
+  shrink_from(256, format, block);
 }
 
 static void decode(const HeadFormat &format, const Block &block, float *out) {
@@ -54,6 +59,12 @@ static Status read(const HeadFormat &format, const uint8_t *wire, Block *block) 
 }
 
 }  // namespace progressive
+
+void narrow(const HeadFormat &from, const Block &block, const HeadFormat &to, Block *out) {
+  if (progressive::is_raw(from)) return encode(to, block.params.data(), from.shape.dim, block.tokens, out);
+  *out = block;
+  progressive::shrink_from(from.codec.levels, to, out);
+}
 
 static constexpr const TextKey *kKeys[] = {&keys::progressive_bits};
 

@@ -106,6 +106,8 @@ class CpuBackend final : public Backend {
             std::span<const PageRows> to) override;
 
   void copy_packed(const PageFormat &format, const void *from, void *to) override { std::memcpy(to, from, format.bytes); }
+  void narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to,
+                     uint32_t count) override;
   void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
               Block *block) override {
     read_rows(static_cast<const CpuPageFormat &>(format), page, head, tensor, first, count, block);
@@ -170,6 +172,19 @@ void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, st
         encode(head_format, halves.data(), dim, target.count, &block);
         write_rows(format, target.page, head, tensor, target.first, block);
       }
+    }
+}
+
+void CpuBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to,
+                               uint32_t count) {
+  const CpuPageFormat &wide = static_cast<const CpuPageFormat &>(from_format);
+  const CpuPageFormat &slim = static_cast<const CpuPageFormat &>(to_format);
+  for (uint32_t head = 0; head < wide.k.size(); head++)
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      Block block(memory_), narrowed(memory_);
+      read_rows(wide, from, head, tensor, 0, count, &block);
+      narrow(wide.head_format(head, tensor), block, slim.head_format(head, tensor), &narrowed);
+      write_rows(slim, to, head, tensor, 0, narrowed);
     }
 }
 

@@ -50,11 +50,13 @@ Status Cache::check(const CacheConfig &config) {
     return fail(KVQ_E_INVALID, "max_sequences=%u is above %u", config.max_sequences, Table<Sequence>::kMaxSlots);
   Memory scratch;
   Recipe recipe(&scratch);
-  return parse_recipe(config.recipe, config.shapes, &recipe);
+  KVQ_TRY(parse_recipe(config.recipe, config.shapes, &recipe));
+  return apply_data(config.data, config.shapes, &recipe);
 }
 
 Status Cache::prepare(const CacheConfig &config) {
   KVQ_TRY(parse_recipe(config.recipe, shapes, &recipe));
+  KVQ_TRY(apply_data(config.data, shapes, &recipe));
   backend = make_cpu_backend(&memory, config.n_threads);
   store.emplace(&memory, *backend, shapes, recipe.page_tokens, chooses_tokens());
   policies.emplace(&memory, recipe, shapes, *backend);

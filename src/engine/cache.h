@@ -20,6 +20,7 @@ namespace kvq {
 struct CacheConfig {
   std::span<const LayerShape> shapes;
   const char *recipe;
+  const kvq_recipe_data *data;  // or nullptr
   uint32_t n_threads, max_sequences;
   uint64_t max_bytes, max_tokens;
   const kvq_allocator *allocator;

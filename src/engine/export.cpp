@@ -1,6 +1,7 @@
 // Exports: decoded values of positions, and packed blocks as wire bytes (section 5).
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "engine/cache.h"
 #include "util/fp.h"
@@ -118,6 +119,7 @@ Status Cache::export_values(const Sequence &sequence, HeadChoice choice, uint64_
     return fail(KVQ_E_INVALID, "first=%llu: tokens before %llu have left every window and are gone", (unsigned long long)first,
                 (unsigned long long)sequence.released);
   if (count > 0 && !out) return fail(KVQ_E_INVALID, "out is NULL");
+  if (recipe.drops()) std::fill_n(out, count * shapes[layer].head(choice.tensor).dim, std::numeric_limits<float>::quiet_NaN());
   ValueWriter writer(*this, sequence, choice, layer, first, count, out);
   for (size_t i = 0; i < view.count() && count > 0; i++) {
     const PageView page = view.page(i);

@@ -30,8 +30,9 @@ Status PackPlan::make(Sequence *sequence, std::span<const Segment> segments, std
   }
   layers_.reserve(layers.size());
   for (const uint32_t l : layers) KVQ_TRY(plan_layer(l));
+  narrow_pages();
   if (extends_) add_blocks(segments);
-  for (uint32_t c = 0; c < recipe_.classes; c++) {
+  for (uint32_t c = recipe_.drops() ? 1 : 0; c < recipe_.classes; c++) {
     if (extends_)
       extend(c, layers);
     else
@@ -83,18 +84,56 @@ void PackPlan::add_rows(uint32_t cls, uint64_t position, const Ref<PackedPage> &
   if (row == 0) extension.fresh.push_back({page, position, count});
 }
 
-void PackPlan::copy_last(uint32_t cls) {
-  const PackedRef &last = sequence_->pages[cls].back();
+// Page i of the sequence's list, or the copy that replaces it.
+const Ref<PackedPage> &PackPlan::page_at(uint32_t cls, size_t i) const {
+  const Vector<Ref<PackedPage>> &copies = extension_[cls].copies;
+  return i < copies.size() && copies[i] ? copies[i] : sequence_->pages[cls][i].page;
+}
+
+void PackPlan::copy_page(uint32_t cls, size_t i) {
+  const PackedRef &ref = sequence_->pages[cls][i];
   Ref<PackedPage> mine = Ref<PackedPage>::make(store_);
-  mine->positions = last.page->positions;
+  mine->positions = ref.page->positions;
   for (const uint32_t l : sequence_->storing) {
-    if (!last.page->layers[l].data()) continue;
+    if (!ref.page->layers[l].data()) continue;
+    const auto plan = std::find_if(layers_.begin(), layers_.end(), [l](const LayerPlan &p) { return p.layer == l && p.narrows; });
+    if (plan != layers_.end()) {
+      mine->layers[l] = narrowed(ref, *plan);
+      continue;
+    }
     const PageFormat &format = *sequence_->layers[l].formats.of[cls];
     mine->allocate(l, format.bytes);
-    store_.backend.copy_packed(format, last.page->layers[l].data(), mine->layers[l].data());
+    store_.backend.copy_packed(format, ref.page->layers[l].data(), mine->layers[l].data());
   }
-  extension_[cls].copy = std::move(mine);
+  extension_[cls].copies.resize(sequence_->pages[cls].size());
+  extension_[cls].copies[i] = std::move(mine);
 }
+
+// ---- PM-KVQ
+
+// A page of the sequence in the layer's new formats.  Other layers of the prompt may have laid out rows behind this one's.
+PageMemory PackPlan::narrowed(const PackedRef &ref, const LayerPlan &plan) {
+  const PageFormat &from = *sequence_->layers[plan.layer].formats.of[0], &to = *plan.formats.of[0];
+  PageMemory memory(store_, to.bytes, &PageStore::bytes_packed);
+  store_.backend.narrow_packed(from, ref.page->layers[plan.layer].data(), to, memory.data(),
+                               uint32_t(std::min<uint64_t>(ref.count, position_ - ref.position)));
+  return memory;
+}
+
+void PackPlan::narrow_pages() {
+  const Vector<PackedRef> &list = sequence_->pages[0];
+  if (std::none_of(layers_.begin(), layers_.end(), [](const LayerPlan &plan) { return plan.narrows; })) return;
+  for (size_t i = 0; i < list.size() && list[i].position < position_; i++) {
+    if (!list[i].page.unique()) {
+      copy_page(0, i);
+      continue;
+    }
+    for (LayerPlan &plan : layers_)
+      if (plan.narrows) plan.memory.emplace_back(&*list[i].page, narrowed(list[i], plan));
+  }
+}
+
+// ---- rows
 
 // Lay out the tokens of a class behind what its pages hold.
 void PackPlan::extend(uint32_t cls, std::span<const uint32_t> layers) {
@@ -106,8 +145,8 @@ void PackPlan::extend(uint32_t cls, std::span<const uint32_t> layers) {
   uint64_t next = 0;  // token in order, when tokens have classes
   for (uint64_t left = classes_.empty() ? tokens_ : uint64_t(std::count(classes_.begin(), classes_.end(), cls)); left > 0;) {
     if (!page && !list.empty() && list.back().count < store_.page_tokens && list.back().count % group == 0) {
-      if (!list.back().page.unique()) copy_last(cls);
-      page = extension.copy ? extension.copy : list.back().page;
+      if (!page_at(cls, list.size() - 1).unique()) copy_page(cls, list.size() - 1);
+      page = page_at(cls, list.size() - 1);
       row = list.back().count;
     } else {
       page = Ref<PackedPage>::make(store_);
@@ -130,10 +169,11 @@ void PackPlan::extend(uint32_t cls, std::span<const uint32_t> layers) {
 // The rows from position `from` on, in pages that the sequence has already: an earlier layer of the prompt laid them out.
 void PackPlan::find_targets(uint32_t cls, uint64_t from) {
   const uint64_t end = from + tokens_;
-  for (const PackedRef &ref : sequence_->pages[cls]) {
+  for (size_t i = 0; i < sequence_->pages[cls].size(); i++) {
+    const PackedRef &ref = sequence_->pages[cls][i];
     if (ref.position + ref.count <= from || ref.position >= end) continue;
     const uint32_t row = uint32_t(from - std::min(from, ref.position));
-    extension_[cls].targets.push_back({&*ref.page, row, uint32_t(std::min<uint64_t>(ref.count, end - ref.position)) - row});
+    extension_[cls].targets.push_back({&*page_at(cls, i), row, uint32_t(std::min<uint64_t>(ref.count, end - ref.position)) - row});
   }
 }
 
@@ -162,6 +202,8 @@ Status PackPlan::plan_layer(uint32_t layer) {
     RawRows sinks = part(rows.tail, 0, skip_);
     plan.sinks.swap(sinks);
   }
+  policies_.fit_budget(layer, rows.packed + tokens_, &plan.formats);
+  plan.narrows = rows.packed > 0 && plan.formats.of[0] != rows.formats.of[0];
   RawRows tail = part(rows.tail, skip_ + tokens_, rows.tail.count - skip_ - tokens_);
   plan.tail.swap(tail);
   return KVQ_OK;
@@ -189,10 +231,11 @@ void PackPlan::encode(const LayerPlan &plan, const SequenceLayer &rows) {
       if (classes_[t] == c) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_ + t, end - t, &from);
       t = end;
     }
-    size_t pending = 0;
+    auto next = plan.memory.begin();
     for (const Target &target : extension_[c].targets) {
       void *data = target.page->layers[plan.layer].data();
-      if (!data) data = plan.memory[pending++].second.data();
+      const auto own = std::find_if(next, plan.memory.end(), [&](const auto &entry) { return entry.first == target.page; });
+      if (own != plan.memory.end()) data = own->second.data(), next = own + 1;
       to.push_back({data, target.row, target.count});
     }
     if (!to.empty()) store_.backend.pack(shape, *plan.formats.of[c], from, to);
@@ -205,7 +248,8 @@ void PackPlan::apply() noexcept {
   for (uint32_t c = 0; c < 2; c++) {
     Extension &extension = extension_[c];
     Vector<PackedRef> &list = sequence_->pages[c];
-    if (extension.copy) list.back().page = std::move(extension.copy);
+    for (size_t i = 0; i < extension.copies.size(); i++)
+      if (extension.copies[i]) list[i].page = std::move(extension.copies[i]);
     if (extension.added) list.back().count += extension.added;
     if (extension.fresh.empty()) continue;
     for (PackedRef &ref : list) extension.list.push_back(std::move(ref));

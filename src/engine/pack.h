@@ -2,6 +2,8 @@
 //
 // A plan does all that can fail (decide formats, allocate, encode) without a visible change; apply() then changes the sequence and
 // cannot fail.  Plans of several sequences can be made before any is applied.
+//
+// With PM-KVQ more packed tokens may need a narrower width: then the plan rewrites all packed pages of the layer, too.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -39,10 +41,10 @@ class PackPlan {
   };
   // What one class's list of pages becomes.
   struct Extension {
-    explicit Extension(std::pmr::memory_resource *memory) : list(memory), fresh(memory), targets(memory) {}
+    explicit Extension(std::pmr::memory_resource *memory) : list(memory), fresh(memory), copies(memory), targets(memory) {}
     Vector<PackedRef> list;   // room for the whole list, if pages are added
     Vector<PackedRef> fresh;  // added pages
-    Ref<PackedPage> copy;     // replaces the last page, which others hold too
+    Vector<Ref<PackedPage>> copies;  // by page of the list: replaces one that is to be written and that others hold too
     uint32_t added = 0;       // tokens added to the last page
     Vector<Target> targets;
   };
@@ -51,14 +53,18 @@ class PackPlan {
     uint32_t layer = 0;
     RawRows sinks, tail;  // afterwards
     LayerFormats formats;
+    bool narrows = false;  // what is packed goes to other formats
     std::shared_ptr<LayerTables> to_freeze;
-    Vector<std::pair<PackedPage *, PageMemory>> memory;  // for pages that are in the sequence's list already
+    Vector<std::pair<PackedPage *, PageMemory>> memory;  // for pages that are in the sequence's list already, in order
   };
 
   Status select(std::span<const Segment> segments, std::span<const float> scores);
   void extend(uint32_t cls, std::span<const uint32_t> layers);
   void add_rows(uint32_t cls, uint64_t position, const Ref<PackedPage> &page, uint32_t row, uint32_t count);
-  void copy_last(uint32_t cls);
+  const Ref<PackedPage> &page_at(uint32_t cls, size_t i) const;
+  void copy_page(uint32_t cls, size_t i);
+  PageMemory narrowed(const PackedRef &ref, const LayerPlan &plan);
+  void narrow_pages();
   void find_targets(uint32_t cls, uint64_t from);
   void add_blocks(std::span<const Segment> segments);
   Status plan_layer(uint32_t layer);

@@ -54,8 +54,18 @@ Policies::Policies(std::pmr::memory_resource *memory, const Recipe &recipe, std:
 Status Policies::prepare() {
   const LayerTables none(memory_);
   for (uint32_t l = 0; l < layers_.size(); l++)
-    if (stores(l) && !layers_[l].needs_tables && !layers_[l].centered) KVQ_TRY(make_formats(l, none, &layers_[l].formats));
-  return KVQ_OK;
+    if (stores(l) && !layers_[l].needs_tables && !layers_[l].centered) {
+      KVQ_TRY(make_formats(l, none, &layers_[l].formats));
+      if (!recipe_.budgets.empty()) KVQ_TRY(make_chain(l));
+    }
+  if (recipe_.given.empty()) return KVQ_OK;
+  Vector<std::shared_ptr<LayerTables>> tables(layers_.size(), memory_);
+  for (uint32_t l = 0; l < layers_.size(); l++) {
+    if (!stores(l) || !layers_[l].needs_tables) continue;
+    tables[l] = make_shared_in<LayerTables>(memory_, memory_);
+    copy_tables(recipe_.given[l], tables[l].get());
+  }
+  return freeze_all(tables);
 }
 
 bool Policies::lacks_tables(uint32_t layer, const LayerTables &tables) const {
@@ -87,11 +97,15 @@ std::shared_ptr<LayerStatistics> Policies::copy_statistics(const LayerStatistics
 // ---- formats
 
 Status Policies::make_formats(uint32_t layer, const LayerTables &tables, LayerFormats *formats) {
+  return make_formats(layer, recipe_.layers[layer], tables, formats);
+}
+
+Status Policies::make_formats(uint32_t layer, const LayerCodecs &codecs, const LayerTables &tables, LayerFormats *formats) {
   const LayerShape &shape = shapes_[layer];
   for (uint32_t c = 0; c < recipe_.classes; c++) {
     Vector<HeadFormat> heads[2] = {Vector<HeadFormat>(memory_), Vector<HeadFormat>(memory_)};
     for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
-      const Codec &codec = tensor == KVQ_TENSOR_K ? recipe_.layers[layer].k[c] : recipe_.layers[layer].v[c];
+      const Codec &codec = tensor == KVQ_TENSOR_K ? codecs.k[c] : codecs.v[c];
       heads[tensor].reserve(shape.kv_heads);
       for (uint32_t h = 0; h < shape.kv_heads; h++) {
         const std::span<const uint8_t> table = table_of(codec, tensor == KVQ_TENSOR_K ? tables.k : tables.v, h);
@@ -103,6 +117,40 @@ Status Policies::make_formats(uint32_t layer, const LayerTables &tables, LayerFo
   }
   return KVQ_OK;
 }
+
+// ---- PM-KVQ
+
+Status Policies::make_chain(uint32_t layer) {
+  Layer &own = layers_[layer];
+  LayerCodecs codecs = recipe_.layers[layer];  // without tables: no memory
+  own.chain[0] = own.formats;
+  for (size_t i = 1; i < std::size(kChainLevels); i++) {
+    codecs.k[0].levels = codecs.v[0].levels = kChainLevels[i];
+    KVQ_TRY(make_formats(layer, codecs, LayerTables(memory_), &own.chain[i]));
+  }
+  return KVQ_OK;
+}
+
+// Wire bytes of `tokens` packed tokens of all heads as one block each.
+static uint64_t wire_bytes(const PageFormat &format, uint64_t tokens) {
+  uint64_t bytes = 0;
+  for (const HeadFormat &head : format.k) bytes += wire_size(head, uint32_t(tokens));
+  for (const HeadFormat &head : format.v) bytes += wire_size(head, uint32_t(tokens));
+  return bytes;
+}
+
+void Policies::fit_budget(uint32_t layer, uint64_t tokens, LayerFormats *formats) const noexcept {
+  if (recipe_.budgets.empty()) return;
+  bool reached = false;  // the width that the sequence has
+  for (const LayerFormats &width : layers_[layer].chain) {
+    reached |= width.of[0] == formats->of[0];
+    if (!reached) continue;
+    *formats = width;
+    if (wire_bytes(*width.of[0], tokens) <= recipe_.budgets[layer]) return;
+  }
+}
+
+// ---- decisions
 
 // The mean of the keys, where the tables have none.
 Status Policies::center(uint32_t layer, std::span<const PageRows> rows, LayerTables *tables) {
@@ -127,7 +175,8 @@ Status Policies::choose(uint32_t layer, const GivenTables &given, const LayerSta
                         std::span<const PageRows> rows, LayerFormats *formats, std::shared_ptr<LayerTables> *to_freeze) {
   Layer &own = layers_[layer];
   const bool frozen = own.frozen.load(std::memory_order_acquire);
-  if (!given && own.formats.of[0]) return *formats = own.formats, KVQ_OK;
+  const bool open = own.needs_tables || own.centered;  // to what a blob gives
+  if (own.formats.of[0] && !(given && open)) return *formats = own.formats, KVQ_OK;
   LayerTables tables(memory_);
   if (given) copy_tables((*given)[layer], &tables);
   if (own.needs_tables && lacks_tables(layer, tables)) {

@@ -1,9 +1,10 @@
 // What policies have decided: the cache's frozen tables and calibration, and the page formats made from tables and centres.
 //
-// The tables of a layer come from the first of: the blob given for the sequence, what is frozen for the cache (a blob, calibration,
-// or the first committed prompt), the statistics of the sequence's own prompt.  What is frozen never changes again.
+// The tables of a layer come from the first of: the blob given for the sequence, what is frozen for the cache (kvq_recipe_data, a
+// blob, calibration, or the first committed prompt), the statistics of the sequence's own prompt.  What is frozen never changes again.
 #pragma once
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -26,7 +27,7 @@ class Policies {
  public:
   Policies(std::pmr::memory_resource *memory, const Recipe &recipe, std::span<const LayerShape> shapes, Backend &backend);
 
-  // Make the formats that depend on nothing.  To be called once, after construction.
+  // Make the formats that depend on nothing, and freeze what came with the recipe.  To be called once, after construction.
   Status prepare();
 
   // Must the tokens of an uncommitted prompt be added to statistics in this layer?
@@ -43,6 +44,10 @@ class Policies {
                 LayerFormats *formats, std::shared_ptr<LayerTables> *to_freeze);
   void freeze(uint32_t layer, std::shared_ptr<LayerTables> tables, const LayerFormats &formats) noexcept;
 
+  // PM-KVQ: go to the widest formats that keep `tokens` packed tokens of a sequence within the layer's budget, or to the narrowest;
+  // never to wider ones.  Nothing for other recipes.
+  void fit_budget(uint32_t layer, uint64_t tokens, LayerFormats *formats) const noexcept;
+
   // kvq_calibrate, kvq_calibrate_finish, kvq_policy_set and _get of the cache.  k or q may be nullptr.
   Status calibrate(uint32_t layer, uint64_t n_tokens, const kvq_tensor *k, const kvq_tensor *q);
   Status finish_calibration();
@@ -58,6 +63,7 @@ class Policies {
     std::atomic<bool> frozen{false};
     std::shared_ptr<LayerTables> tables;          // when frozen
     LayerFormats formats;                         // when nothing is open for a sequence
+    LayerFormats chain[std::size(kChainLevels)];  // PM-KVQ: by width
     std::shared_ptr<LayerStatistics> statistics;  // of calibration
     bool needs_tables = false, centered = false;
   };
@@ -65,6 +71,8 @@ class Policies {
   bool stores(uint32_t layer) const { return shapes_[layer].source == layer; }
   bool lacks_tables(uint32_t layer, const LayerTables &tables) const;
   Status make_formats(uint32_t layer, const LayerTables &tables, LayerFormats *formats);
+  Status make_formats(uint32_t layer, const LayerCodecs &codecs, const LayerTables &tables, LayerFormats *formats);
+  Status make_chain(uint32_t layer);
   Status center(uint32_t layer, std::span<const PageRows> rows, LayerTables *tables);
   Status freeze_all(std::span<const std::shared_ptr<LayerTables>> tables);
   Status refuse_frozen() const;

@@ -70,7 +70,7 @@ Status StepEnd::read_keep(const uint32_t *keep) {
 
 Status StepEnd::check_scores(const float *scores) const {
   if (!cache_.chooses_tokens() || kept_ == 0) return KVQ_OK;
-  if (!scores) return fail(KVQ_E_INVALID, "scores is NULL: policy semkv needs one for each of the %llu kept tokens", (unsigned long long)kept_);
+  if (!scores) return fail(KVQ_E_INVALID, "scores is NULL: the policy needs one for each of the %llu kept tokens", (unsigned long long)kept_);
   return Cache::check_scores({scores, size_t(kept_)});
 }
 

@@ -214,10 +214,11 @@ Status decide_shrink(const Step &step, const DecisionInput &input, Bytes *out) {
     KVQ_TRY(parse_number(values[i], names[i], i != 0, highest[i], &n[i]));
   }
   if (input.n_tokens > UINT32_MAX) return fail(KVQ_E_INVALID, "n_tokens=%llu is above %u", (unsigned long long)input.n_tokens, UINT32_MAX);
-  for (const char *text : {"progressive(bits=16)", "progressive(bits=8)", "progressive(bits=4)", "progressive(bits=2)"}) {
+  Codec codec;
+  codec.kind = Kind::progressive;
+  for (const uint32_t levels : kChainLevels) {
     uint64_t bytes = 0;
-    Codec codec;
-    KVQ_TRY(parse_codec(text, false, &codec));
+    codec.levels = levels;
     for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
       const uint32_t dim = uint32_t(n[2 + tensor]);
       const HeadShape shape{dim, tensor, KVQ_ROPE_HALF, dim, 0};

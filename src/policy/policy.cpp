@@ -22,8 +22,9 @@ constexpr PolicyRow kPolicies[] = {
     {PolicyKind::semkv, "semkv", Owner::nobody, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
     {PolicyKind::channel_split, "channel-split", Owner::sequence, Kind::channel_split, true, channel_split_needs,
      channel_split_check, channel_split_decide, share_example},
-    {PolicyKind::chanmix, "chanmix", Owner::cache, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
-    {PolicyKind::pmkvq, "pmkvq", Owner::cache, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
+    {PolicyKind::chanmix, "chanmix", Owner::cache, Kind::channel_widths, false, needs_nothing, chanmix_check, nullptr, nullptr},
+    {PolicyKind::pmkvq, "pmkvq", Owner::nobody, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
+    {PolicyKind::drop_tokens, "drop-tokens", Owner::nobody, Kind::raw, false, needs_nothing, nullptr, nullptr, nullptr},
 };
 
 // One tensor of one head: its table, or nothing where the policy fills none.
@@ -95,7 +96,7 @@ Status check_table(const Policy &policy, const Codec &codec, const HeadShape &sh
   std::vector<uint8_t> example(table_entries(codec, shape));
   if (table.size() != example.size())
     return fail(KVQ_E_INVALID, "a table of %zu entries, not %zu", table.size(), example.size());
-  row.example(policy, unit, example);
+  if (row.example) row.example(policy, unit, example);
   const bool mask = row.example == share_example;
   const uint32_t lowest = mask ? 0 : policy.bmin, highest = mask ? 1 : policy.bmax;
   uint64_t sum = 0, expected = 0;
@@ -104,7 +105,7 @@ Status check_table(const Policy &policy, const Codec &codec, const HeadShape &sh
       return fail(KVQ_E_INVALID, "entry %zu of a table is %u, not in %u..%u", i, table[i], lowest, highest);
     sum += table[i], expected += example[i];
   }
-  if (sum != expected)
+  if (row.example && sum != expected)
     return fail(KVQ_E_INVALID, "the entries of a table add up to %llu, not %llu", (unsigned long long)sum, (unsigned long long)expected);
   return KVQ_OK;
 }

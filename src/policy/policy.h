@@ -13,14 +13,14 @@
 
 namespace kvq {
 
-enum class PolicyKind : uint8_t { uniform, pnmix, blockgtq, pair_widths, semkv, channel_split, chanmix, pmkvq };
+enum class PolicyKind : uint8_t { uniform, pnmix, blockgtq, pair_widths, semkv, channel_split, chanmix, pmkvq, drop_tokens };
 enum class Criterion : uint8_t { qk_pair, k_pair, k_range, k_magnitude };
 enum class Score : uint8_t { qk_avg, qk_max, qk_product, k_only, q_only, k_var, q_var, q_geo, q_range };
 enum class Owner : uint8_t { nobody, sequence, cache };  // whose decision it is: frozen at the sequence's first commit, or for the cache
 
 struct Policy {
   PolicyKind kind = PolicyKind::uniform;
-  Ratio r;                        // pnmix, semkv, channel-split
+  Ratio r;                        // pnmix, semkv, channel-split, drop-tokens
   Criterion criterion = Criterion::qk_pair;
   Ratio avg{0, 1};                // blockgtq, pair-widths
   uint32_t bmin = 1, bmax = 8;

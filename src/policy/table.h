@@ -23,9 +23,10 @@ struct PolicyRow {
   Needs (*needs)(const Policy &);
   // Everything that policy, codec and geometry decide alone.  INVALID with the reason.
   Status (*check)(const Policy &, const Codec &, const HeadShape &, uint32_t unit);
-  // The table from the statistics of one head; `table` has table_entries() entries.
+  // The table from the statistics of one head; `table` has table_entries() entries.  nullptr: tables are always given.
   Status (*decide)(const Policy &, const HeadShape &, const HeadStatistics &, uint32_t unit, std::span<uint8_t> table);
-  // Some table that it could decide: every other one has the same sum, and so (except for width-groups) the same bytes.
+  // Some table that it could decide: every other one has the same sum, and so (except for width-groups) the same bytes.  nullptr:
+  // any table will do.
   void (*example)(const Policy &, uint32_t unit, std::span<uint8_t> table);
 };
 
@@ -59,6 +60,8 @@ void widths_example(const Policy &, uint32_t unit, std::span<uint8_t> table);
 Status check_widths(const Policy &policy, uint32_t pairs, uint32_t unit);
 // Pairs of unit= for a head dimension; "fit16": the largest divisor of D/2 not above D/16, at least 1 (section 8).
 uint32_t resolve_unit(std::string_view text, uint32_t dim);
+
+Status chanmix_check(const Policy &, const Codec &, const HeadShape &, uint32_t unit);
 
 Needs channel_split_needs(const Policy &);
 Status channel_split_check(const Policy &, const Codec &, const HeadShape &, uint32_t unit);

@@ -146,8 +146,8 @@ struct Key {
 };
 
 constexpr Key kKeys[] = {
-    {"r", bit(PolicyKind::pnmix) | bit(PolicyKind::semkv) | bit(PolicyKind::channel_split),
-     bit(PolicyKind::pnmix) | bit(PolicyKind::semkv), set_r, [](const PolicyText &p) { return print_ratio(p.policy.r); }},
+    {"r", bit(PolicyKind::pnmix) | bit(PolicyKind::semkv) | bit(PolicyKind::channel_split) | bit(PolicyKind::drop_tokens),
+     bit(PolicyKind::pnmix) | bit(PolicyKind::semkv) | bit(PolicyKind::drop_tokens), set_r, [](const PolicyText &p) { return print_ratio(p.policy.r); }},
     {"criterion", bit(PolicyKind::pnmix), 0, set_criterion,
      [](const PolicyText &p) { return std::string(criterion_name(uint32_t(p.policy.criterion))); }},
     {"avg", kWidthPolicies, kWidthPolicies,
@@ -186,6 +186,7 @@ void set_defaults(PolicyKind kind, PolicyText *out) {
   *out = {};
   out->policy.kind = kind;
   if (kind == PolicyKind::channel_split) out->policy.r = {1, 2};
+  if (kind == PolicyKind::chanmix) out->policy.bmin = 0;  // any width
   if (kind == PolicyKind::pair_widths) out->policy.score = Score::q_var;
 }
 
@@ -197,8 +198,6 @@ Status parse_policy(std::string_view text, PolicyText *out) {
   const PolicyRow *row = find_policy(call.name);
   if (!row)
     return fail(KVQ_E_INVALID, "policy=%.*s is none of %s", length(call.name), call.name.data(), policy_names().c_str());
-  if (row->kind == PolicyKind::chanmix || row->kind == PolicyKind::pmkvq)
-    return fail(KVQ_E_UNSUPPORTED, "policy %s needs a profile or budgets per layer, which a recipe text does not hold yet", row->name);
   set_defaults(row->kind, out);
   for (const Argument &argument : call.arguments) {
     const Key *key = find_key(argument.key, row->kind);

@@ -28,19 +28,20 @@ struct Totals {
   uint64_t metadata = 0;
 };
 
+// Which head the bytes are asked of.
+struct Place {
+  uint32_t layer, head;
+};
+
 // The table of one head: given in the text, given by the caller, or one that costs what every decision of the policy costs.
-Status sample_table(const Recipe &recipe, const Codec &codec, const HeadShape &shape, uint32_t unit, const uint8_t *bits,
-                    std::pmr::vector<uint8_t> *table) {
+Status sample_table(const Recipe &recipe, const Codec &codec, const HeadShape &shape, Place place, std::pmr::vector<uint8_t> *table) {
+  const uint32_t unit = recipe.layers[place.layer].unit;
   table->clear();
   if (!fills_table(recipe.policy, codec, shape)) return KVQ_OK;
-  const size_t n = table_entries(codec, shape);
-  if (bits && policy_row(recipe.policy.kind).example == widths_example) {
-    table->assign(bits, bits + n);
-    return check_table(recipe.policy, codec, shape, unit, *table);
-  }
+  if (!recipe.given.empty() && shape.tensor == KVQ_TENSOR_K) return *table = recipe.given[place.layer].k[place.head], KVQ_OK;
   if (codec.kind == Kind::width_groups)
-    return fail(KVQ_E_STATE, "the bytes of width-groups depend on the widths that occur: pass bits");
-  table->resize(n);
+    return fail(KVQ_E_STATE, "the bytes of width-groups depend on the widths that occur: pass recipe_data with bits or scores");
+  table->resize(table_entries(codec, shape));
   policy_row(recipe.policy.kind).example(recipe.policy, unit, *table);
   return KVQ_OK;
 }
@@ -60,23 +61,35 @@ Status packed_bytes(const Codec &codec, const HeadShape &shape, std::span<const 
   return KVQ_OK;
 }
 
-// Tokens of a page class: all packed ones, or SemKV's low and high.
+// Tokens of a page class: all packed ones, or those of low and high score.
 uint64_t class_tokens(const Recipe &recipe, uint32_t cls, uint64_t packed) {
   if (recipe.classes == 1) return packed;
   const uint64_t high = floor_of(recipe.policy.r, packed);
-  return cls ? high : packed - high;
+  if (cls) return high;
+  return recipe.drops() ? 0 : packed - high;
+}
+
+// PM-KVQ: the codecs of a layer at the widest width whose bytes fit the budget.
+Status narrow_codecs(const Recipe &recipe, uint32_t layer, const LayerShape &shape, uint64_t packed, LayerCodecs *codecs) {
+  for (const uint32_t levels : kChainLevels) {
+    uint64_t bytes[2] = {0, 0};
+    codecs->k[0].levels = codecs->v[0].levels = levels;
+    KVQ_TRY(packed_bytes(codecs->k[0], shape.head(KVQ_TENSOR_K), {}, packed, &bytes[0]));
+    KVQ_TRY(packed_bytes(codecs->v[0], shape.head(KVQ_TENSOR_V), {}, packed, &bytes[1]));
+    if ((bytes[0] + bytes[1]) * shape.kv_heads <= recipe.budgets[layer]) break;
+  }
+  return KVQ_OK;
 }
 
 // One tensor of one head.
-Status add_head(const Recipe &recipe, uint32_t layer, const HeadShape &shape, const Split &split, const uint8_t *bits, Totals *totals) {
-  const LayerCodecs &codecs = recipe.layers[layer];
+Status add_head(const Recipe &recipe, const LayerCodecs &codecs, Place place, const HeadShape &shape, const Split &split, Totals *totals) {
   totals->wire[shape.tensor] += split.sinks * shape.dim * 2;
   totals->channels[shape.tensor] += shape.dim;
   for (uint32_t cls = 0; cls < recipe.classes; cls++) {
     const Codec &codec = shape.tensor == KVQ_TENSOR_K ? codecs.k[cls] : codecs.v[cls];
     std::pmr::vector<uint8_t> table;
     uint64_t bytes = 0;
-    KVQ_TRY(sample_table(recipe, codec, shape, codecs.unit, bits, &table));
+    KVQ_TRY(sample_table(recipe, codec, shape, place, &table));
     KVQ_TRY(packed_bytes(codec, shape, table, class_tokens(recipe, cls, split.packed), &bytes));
     totals->wire[shape.tensor] += bytes;
     totals->metadata += table_bytes(codec, shape) + (codec.center ? 2 * uint64_t(shape.dim) : 0);
@@ -84,14 +97,15 @@ Status add_head(const Recipe &recipe, uint32_t layer, const HeadShape &shape, co
   return KVQ_OK;
 }
 
-Status add_layers(const Recipe &recipe, std::span<const LayerShape> shapes, const Split &split, const uint8_t *bits, Totals *totals) {
-  size_t pairs = 0;  // of bits, before this head
-  for (uint32_t l = 0; l < shapes.size(); l++)
-    for (uint32_t head = 0; head < shapes[l].kv_heads; head++, pairs += shapes[l].dim_k / 2) {
-      if (shapes[l].source != l) continue;
-      KVQ_TRY(add_head(recipe, l, shapes[l].head(KVQ_TENSOR_K), split, bits ? bits + pairs : nullptr, totals));
-      KVQ_TRY(add_head(recipe, l, shapes[l].head(KVQ_TENSOR_V), split, nullptr, totals));
-    }
+Status add_layers(const Recipe &recipe, std::span<const LayerShape> shapes, const Split &split, Totals *totals) {
+  for (uint32_t l = 0; l < shapes.size(); l++) {
+    if (shapes[l].source != l) continue;
+    LayerCodecs codecs = recipe.layers[l];
+    if (!recipe.budgets.empty()) KVQ_TRY(narrow_codecs(recipe, l, shapes[l], split.packed, &codecs));
+    for (uint32_t head = 0; head < shapes[l].kv_heads; head++)
+      for (const uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V})
+        KVQ_TRY(add_head(recipe, codecs, {l, head}, shapes[l].head(tensor), split, totals));
+  }
   return KVQ_OK;
 }
 
@@ -99,11 +113,11 @@ double bits_per_element(uint64_t bytes, uint64_t elements) { return elements ? d
 
 }  // namespace
 
-Status account(const Recipe &recipe, std::span<const LayerShape> shapes, uint64_t tokens, const uint8_t *bits, kvq_account *out) {
+Status account(const Recipe &recipe, std::span<const LayerShape> shapes, uint64_t tokens, kvq_account *out) {
   if (tokens > UINT32_MAX) return fail(KVQ_E_INVALID, "tokens=%llu is above %u", (unsigned long long)tokens, UINT32_MAX);
   const Split split = split_tokens(recipe, tokens);
   Totals totals;
-  KVQ_TRY(add_layers(recipe, shapes, split, bits, &totals));
+  KVQ_TRY(add_layers(recipe, shapes, split, &totals));
   const uint64_t stored = split.sinks + split.packed, channels = totals.channels[0] + totals.channels[1];
   out->page_tokens = recipe.page_tokens;
   out->packed_tokens = split.packed;

@@ -1,5 +1,5 @@
 // Presets of section 8 as data.  V is affine-token(levels=4,group=D), sinks and recent 0, block 64 or G where not named.
-// chanmix and pmkvq are missing: their profile and budgets do not fit a text.
+// chanmix and pmkvq need kvq_recipe_data: their profile and budgets do not fit a text.
 #include "recipe/presets.h"
 
 #include <iterator>
@@ -19,6 +19,7 @@ constexpr Preset kPresets[] = {
     {"kivi-2", "k=affine-channel(levels=4,group=128);v=affine-token(levels=4,group=fit128);block=128"},
     {"kivi-2-g32", "k=affine-channel(levels=4,group=32);v=affine-token(levels=4,group=fit32);block=32;recent=96"},
     {"polar-2", "k=polar(radius=4,angle=4,group=128);block=128"},
+    {"chanmix", "k=channel-widths(group=128,params=e4m3,unit=channel);block=128;policy=chanmix"},
     {"kitty", "k=kitty(boost=1/32,group=128);sinks=32;block=128"},
     {"pnmix",
      "k=pair-mix(low=1,high=3,group=128,midpoint=1);v=affine-token(levels=4,group=fit128);sinks=32;block=128;"
@@ -45,6 +46,7 @@ constexpr Preset kPresets[] = {
     {"blockgtq-k2v2-fast",
      "k=width-groups(params=e5m3,center=1);v=lloyd(levels=4,params=e5m3);sinks=4;recent=32;"
      "policy=blockgtq(avg=2,bmax=6,score=q-geo,unit=fit16)"},
+    {"pmkvq", "k=progressive(bits=16);v=progressive(bits=16);policy=pmkvq"},
     {"kvq-2",
      "k=channel-widths(group=128,midpoint=1);v=lloyd(levels=3,params=e5m3);sinks=32;recent=32;block=128;"
      "policy=pair-widths(avg=2,bmin=1,bmax=4,score=q-var,unit=fit16)"},

@@ -132,10 +132,20 @@ Status read_parts(const Fields &fields, Recipe *recipe, Parts *parts) {
       parts->codec[0][tensor] = parts->policy.low, parts->codec[1][tensor] = parts->policy.high;
     return KVQ_OK;
   }
+  if (parts->policy.policy.kind == PolicyKind::drop_tokens) {
+    if (!fields.text[kK].empty() || !fields.text[kV].empty())
+      return fail(KVQ_E_INVALID, "policy drop-tokens keeps tokens in fp16: k= and v= must not be given");
+    recipe->classes = 2;
+    for (auto &codecs : parts->codec) codecs[0] = codecs[1] = "raw";
+    return KVQ_OK;
+  }
   if (fields.text[kK].empty()) return fail(KVQ_E_INVALID, "recipe: the field k is missing");
   recipe->classes = 1;
   parts->codec[0][0] = fields.text[kK];
   parts->codec[0][1] = fields.text[kV].empty() ? "affine-token(levels=4,group=D)" : fields.text[kV];
+  if (parts->policy.policy.kind == PolicyKind::pmkvq)
+    for (std::string &codec : parts->codec[0])
+      if (codec == "progressive") codec = "progressive(bits=16)";  // where the chain begins
   return KVQ_OK;
 }
 
@@ -177,15 +187,30 @@ Status check_sources(std::span<const LayerShape> shapes) {
 
 // ---- what policy and codecs must agree on
 
+// A class takes any number of tokens at any position, and a recipe has one policy.
 Status check_class_codec(const Codec &codec) {
-  if (codec.kind != Kind::affine_token && codec.kind != Kind::lloyd)
-    return fail(KVQ_E_INVALID, "a token class of semkv is affine-token or lloyd");
-  return KVQ_OK;
+  if (codec.kind == Kind::affine_token || codec.kind == Kind::lloyd) return KVQ_OK;
+  const std::string text = print_codec(codec);
+  if (!is_row(codec.kind))
+    return fail(KVQ_E_UNSUPPORTED,
+                "a token class of semkv takes tokens one by one, but %s packs %u neighbours together: use affine-token or lloyd",
+                text.c_str(), group_tokens(codec));
+  if (codec.kind == Kind::width_groups || codec.kind == Kind::channel_split)
+    return fail(KVQ_E_UNSUPPORTED,
+                "%s needs a policy that chooses its channels, and the recipe's only policy is semkv: use affine-token or lloyd",
+                text.c_str());
+  return fail(KVQ_E_UNSUPPORTED, "a token class of semkv is affine-token or lloyd, not %s", text.c_str());
+}
+
+Status check_chain_codec(const Codec &codec) {
+  if (codec.kind == Kind::progressive && codec.levels == kChainLevels[0]) return KVQ_OK;
+  return fail(KVQ_E_INVALID, "policy pmkvq narrows progressive(bits=16), and takes no %s", print_codec(codec).c_str());
 }
 
 // One codec of a layer: does its policy fit, and is its table filled?  A given table settles only the second.
 Status check_codec(const Policy &policy, const Codec &codec, const HeadShape &shape, uint32_t unit, bool *filled) {
   if (policy.kind == PolicyKind::semkv) return check_class_codec(codec);
+  if (policy.kind == PolicyKind::pmkvq) return check_chain_codec(codec);
   if (table_entries(codec, shape) == 0) return KVQ_OK;
   const PolicyRow &row = policy_row(policy.kind);
   const bool belongs = codec.kind == row.fills && (shape.tensor == KVQ_TENSOR_K || row.values);
@@ -263,7 +288,8 @@ Status read_packing(const Fields &fields, Recipe *recipe) {
     return fail(KVQ_E_INVALID, "block=%llu is not a multiple of the %llu tokens that the codecs pack together",
                 (unsigned long long)recipe->block, (unsigned long long)group);
   if (recipe->classes == 2 && recipe->recent > 0)
-    return fail(KVQ_E_INVALID, "recent=%llu: policy semkv has no recent window", (unsigned long long)recipe->recent);
+    return fail(KVQ_E_INVALID, "recent=%llu: policy %s has no recent window", (unsigned long long)recipe->recent,
+                policy_row(recipe->policy.kind).name);
   return KVQ_OK;
 }
 

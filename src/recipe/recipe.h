@@ -19,19 +19,26 @@ struct LayerCodecs {
 };
 
 struct Recipe {
-  explicit Recipe(std::pmr::memory_resource *memory) : layers(memory), text(memory) {}
+  explicit Recipe(std::pmr::memory_resource *memory) : layers(memory), text(memory), given(memory), budgets(memory) {}
   Policy policy;
-  uint32_t classes = 1;       // page classes of packed tokens: 2 with SemKV
+  uint32_t classes = 1;       // page classes of packed tokens: 2 where tokens are chosen by score
   uint64_t sinks = 0, recent = 0, block = 64;
   uint32_t page_tokens = 64;  // of packed pages: a multiple of every group, see choose_page_tokens in recipe.cpp
   std::pmr::vector<LayerCodecs> layers;
   std::pmr::string text;      // canonical
+  std::pmr::vector<LayerTables> given;  // by layer: K's width lists, from kvq_recipe_data; empty: none
+  std::pmr::vector<uint64_t> budgets;   // pmkvq: by layer
+
+  bool drops() const { return policy.kind == PolicyKind::drop_tokens; }  // tokens of class 0 are not kept at all
 };
 
 // Parse, apply presets, resolve for every layer and check everything that recipe and geometry alone decide.
 // Syntax beyond kvq.h: group=fit128 is the largest divisor of the head dimension not above 128, unit=fit16 the largest divisor of
 // D/2 not above D/16 (section 8's rules for presets).
 Status parse_recipe(std::string_view text, std::span<const LayerShape> layers, Recipe *recipe);
+
+// Take over what kvq_recipe_data holds (nullptr: nothing).  INVALID where the recipe needs something else.
+Status apply_data(const kvq_recipe_data *data, std::span<const LayerShape> shapes, Recipe *recipe);
 
 // Name of preset `index`, nullptr beyond the last.
 const char *preset_name(uint32_t index);
@@ -46,6 +53,9 @@ struct Split {
 Split split_tokens(const Recipe &recipe, uint64_t tokens);
 
 // kvq_recipe_account.  shapes as given to parse_recipe; layers that read another's pages cost nothing.
-Status account(const Recipe &recipe, std::span<const LayerShape> shapes, uint64_t tokens, const uint8_t *bits, kvq_account *out);
+Status account(const Recipe &recipe, std::span<const LayerShape> shapes, uint64_t tokens, kvq_account *out);
+
+// The widths of PM-KVQ's chain, widest first, as levels of progressive (0: 16 bits).
+inline constexpr uint32_t kChainLevels[] = {0, 256, 16, 4};
 
 }  // namespace kvq

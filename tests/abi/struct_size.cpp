@@ -151,6 +151,18 @@ std::vector<Case> cases() {
     kvq_account account = sized<kvq_account>();
     return kvq_recipe_account("tq-3", p, 1, 100, nullptr, &account);
   }));
+  static const uint64_t budget = 4096;
+  kvq_recipe_data data{};
+  data.budgets = &budget, data.n_budgets = 1;
+  all.push_back(make<kvq_recipe_data>("kvq_recipe_account: data", 0, data, [](Setting &s, auto *p) {
+    kvq_account account = sized<kvq_account>();
+    return kvq_recipe_account("pmkvq", &s.layers, 1, 100, p, &account);
+  }));
+  all.push_back(make<kvq_recipe_data>("kvq_create: config.recipe_data", 0, data, [](Setting &s, auto *p) {
+    s.config.recipe = "pmkvq";
+    s.config.recipe_data = p;
+    return kvq_create(&s.config, &s.cache);
+  }));
   all.push_back(make<kvq_account>("kvq_recipe_account: account", offsetof(kvq_account, wire_bytes), {}, [](Setting &s, auto *p) {
     return kvq_recipe_account("tq-3", &s.layers, 1, 100, nullptr, p);
   }));

@@ -61,10 +61,12 @@ const Cost kCosts[] = {
     {"tq-3c", rows_of<8, 2>, rows_of<8, 2>},
 };
 
-kvq_account account_of(const std::string &recipe, const std::vector<kvq_layer> &layers, uint64_t tokens, const uint8_t *bits = nullptr) {
+kvq_account account_of(const std::string &recipe, const std::vector<kvq_layer> &layers, uint64_t tokens, const Bytes &bits = {}) {
   auto account = sized<kvq_account>();
+  auto data = sized<kvq_recipe_data>();
+  data.bits = bits.data(), data.n_bits = bits.size();
   INFO(recipe);
-  ok(kvq_recipe_account(recipe.c_str(), layers.data(), uint32_t(layers.size()), tokens, bits, &account));
+  ok(kvq_recipe_account(recipe.c_str(), layers.data(), uint32_t(layers.size()), tokens, bits.empty() ? nullptr : &data, &account));
   return account;
 }
 
@@ -103,9 +105,9 @@ TEST_CASE("every preset costs what the table of section 8 says") {  // A6 to A9
   // Block-GTQ: one fp16 scalar for every width present, 16/128 bits each.
   for (const auto &[name, k, v] : {std::tuple{"blockgtq-k3v3", 3.0, 3.125}, {"blockgtq-k3v2", 3.0, 2.125}, {"blockgtq-k2v2", 2.0, 2.125}}) {
     Bytes bits(8 * 64, uint8_t(k));
-    near_figure(account_of(name, layers, 32768, bits.data()).effective_bits_k, k + 0.125, 4, name);
+    near_figure(account_of(name, layers, 32768, bits).effective_bits_k, k + 0.125, 4, name);
     for (size_t head = 0; head < 8; ++head) bits[head * 64] += 1, bits[head * 64 + 9] -= 1;
-    const kvq_account mixed = account_of(name, layers, 32768, bits.data());
+    const kvq_account mixed = account_of(name, layers, 32768, bits);
     near_figure(mixed.effective_bits_k, k + 3 * 0.125, 4, name);
     near_figure(mixed.effective_bits_v, v, 3, name);
     auto missing = sized<kvq_account>();
@@ -115,7 +117,7 @@ TEST_CASE("every preset costs what the table of section 8 says") {  // A6 to A9
     Bytes bits(8 * 64, uint8_t(k));
     for (size_t i = 0; i < bits.size(); i += 64)
       for (size_t j = 0; j < 4; ++j) bits[i + j] += 1, bits[i + 8 + j] -= 1;
-    const kvq_account got = account_of(name, layers, 32772, bits.data());
+    const kvq_account got = account_of(name, layers, 32772, bits);
     near_figure(got.effective_bits_k, (64 + 32704 * (k + 3 / 16.0)) / 32708, 6, name);
     near_figure(got.effective_bits_v, v, 4, name);
   }
@@ -196,7 +198,7 @@ TEST_CASE("the account of Block-GTQ and SemKV is the exported wire") {  // A1, A
     REQUIRE(keys[0].bytes.size() == want);
     exported += keys[0].bytes.size() + values[0].bytes.size();
   }
-  REQUIRE(account_of("blockgtq-k3v3;block=330", layers, 330, bits.data()).wire_bytes == exported);
+  REQUIRE(account_of("blockgtq-k3v3;block=330", layers, 330, bits).wire_bytes == exported);
 
   for (const char *recipe : {"semkv", "semkv-tq", "semkv-tq-2"})
     for (uint64_t tokens : {1, 3, 64, 333}) {

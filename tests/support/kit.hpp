@@ -182,6 +182,7 @@ struct Setup {
   const kvq_allocator *allocator = nullptr;
   void *log_user = nullptr;
   void (*log)(void *, int32_t, const char *) = nullptr;
+  const kvq_recipe_data *recipe_data = nullptr;
 };
 
 inline kvq_config config_of(const Setup &setup) {
@@ -196,6 +197,7 @@ inline kvq_config config_of(const Setup &setup) {
   config.allocator = setup.allocator;
   config.log_user = setup.log_user;
   config.log = setup.log;
+  config.recipe_data = setup.recipe_data;
   return config;
 }
 

@@ -40,7 +40,7 @@ inline bool same_bits(const Seen &a, const Seen &b) {
 class Mirror {
  public:
   const Setup setup;
-  const Preset preset;
+  Preset preset;
   Cache cache;
   Text text;
   uint32_t dtype;

@@ -15,10 +15,17 @@ using kvq_test::parsed;
 
 namespace {
 
-kvq_account accounted(std::string_view text, const std::vector<LayerShape> &layers, uint64_t tokens, const uint8_t *bits = nullptr) {
+kvq_recipe_data data_of(const std::vector<uint8_t> &bits) {
+  kvq_recipe_data data{};
+  data.bits = bits.data(), data.n_bits = bits.size();
+  return data;
+}
+
+kvq_account accounted(std::string_view text, const std::vector<LayerShape> &layers, uint64_t tokens, const kvq_recipe_data &data = {}) {
   kvq_account out{};
-  const Recipe recipe = parsed(text, layers);
-  if (account(recipe, numbered(layers), tokens, bits, &out) != KVQ_OK) FAIL(text << ": " << failure_detail());
+  Recipe recipe = parsed(text, layers);
+  if (apply_data(&data, numbered(layers), &recipe) != KVQ_OK || account(recipe, numbered(layers), tokens, &out) != KVQ_OK)
+    FAIL(text << ": " << failure_detail());
   return out;
 }
 
@@ -88,7 +95,7 @@ TEST_CASE("compression of the semkv presets against fp16") {
 TEST_CASE("block-gtq costs its average and a scalar per width that occurs") {
   const auto bits_k = [](const char *preset, std::vector<uint8_t> widths) {
     const uint64_t tokens = parsed(preset, {layer(128)}).sinks + 32768;
-    return accounted(preset, {layer(128)}, tokens, widths.data());
+    return accounted(preset, {layer(128)}, tokens, data_of(widths));
   };
   std::vector<uint8_t> three(64, 3), mixed(64, 2);
   for (int i = 0; i < 16; i++) mixed[i] = 6;  // 16 * 6 + 48 * 2 = 192 = 3 * 64
@@ -107,30 +114,32 @@ TEST_CASE("block-gtq costs its average and a scalar per width that occurs") {
 TEST_CASE("widths that matter must be given, and must be possible") {
   kvq_account out;
   const std::vector<LayerShape> layers = {layer(128)};
-  const Recipe recipe = parsed("blockgtq-k3v3", layers);
-  CHECK(account(recipe, layers, 1000, nullptr, &out) == KVQ_E_STATE);
+  Recipe recipe = parsed("blockgtq-k3v3", layers);
+  CHECK(account(recipe, layers, 1000, &out) == KVQ_E_STATE);
   std::vector<uint8_t> widths(64, 3);
+  const kvq_recipe_data data = data_of(widths);
   widths[5] = 9;
-  CHECK(account(recipe, layers, 1000, widths.data(), &out) == KVQ_E_INVALID);
+  CHECK(apply_data(&data, layers, &recipe) == KVQ_E_INVALID);
   widths[5] = 4;  // 193 bits where the budget is 192
-  CHECK(account(recipe, layers, 1000, widths.data(), &out) == KVQ_E_INVALID);
+  CHECK(apply_data(&data, layers, &recipe) == KVQ_E_INVALID);
   widths[6] = 2;
-  CHECK(account(recipe, layers, 1000, widths.data(), &out) == KVQ_OK);
+  CHECK(apply_data(&data, layers, &recipe) == KVQ_OK);
+  CHECK(account(recipe, layers, 1000, &out) == KVQ_OK);
 }
 
 TEST_CASE("pair widths cost the same however the budget is spread") {
   std::vector<uint8_t> widths(64, 3);
   const uint64_t bytes = accounted("kvq-3", {layer(128)}, 5000).wire_bytes;
-  CHECK(accounted("kvq-3", {layer(128)}, 5000, widths.data()).wire_bytes == bytes);
+  CHECK(accounted("kvq-3", {layer(128)}, 5000, data_of(widths)).wire_bytes == bytes);
   for (int i = 0; i < 32; i++) widths[i] = 0, widths[32 + i] = 6;
-  CHECK(accounted("kvq-3", {layer(128)}, 5000, widths.data()).wire_bytes == bytes);
+  CHECK(accounted("kvq-3", {layer(128)}, 5000, data_of(widths)).wire_bytes == bytes);
 }
 
 TEST_CASE("the bits of several layers and heads lie one behind the other") {
   // 2 heads of 4 pairs, then 1 head of 2 pairs; 8 tokens: per width present 2 bytes of scalars a token.
   const std::vector<LayerShape> layers = {layer(8, 8, 2), layer(4, 8)};
-  const uint8_t bits[] = {2, 2, 2, 2, 1, 3, 1, 3, 1, 3};
-  const kvq_account a = accounted("k=width-groups;v=raw;block=8;policy=blockgtq(avg=2)", layers, 8, bits);
+  const std::vector<uint8_t> bits = {2, 2, 2, 2, 1, 3, 1, 3, 1, 3};
+  const kvq_account a = accounted("k=width-groups;v=raw;block=8;policy=blockgtq(avg=2)", layers, 8, data_of(bits));
   const uint64_t k = (8 * 8 * 2 / 8 + 8 * 2) + (8 * 4 / 8 + 8 * 4 * 3 / 8 + 8 * 4) + (8 * 2 / 8 + 8 * 2 * 3 / 8 + 8 * 4);
   CHECK(a.wire_bytes == k + 8 * 3 * 8 * 2);
 }
@@ -177,6 +186,70 @@ TEST_CASE("semkv counts floor(r*T) tokens as high and one bit of metadata a toke
   CHECK(a.metadata_bytes == 2);
 }
 
+TEST_CASE("drop-tokens costs fp16 for the kept tokens, spread over all of them") {
+  // T = 11, r = 1/4: 2 tokens of 2 * 8 channels in each of 3 heads.
+  const kvq_account a = accounted("policy=drop-tokens(r=1/4)", {layer(8, 8, 3)}, 11);
+  CHECK(a.wire_bytes == 3 * 2 * 16 * 2);
+  CHECK(a.metadata_bytes == 2);
+  CHECK(a.packed_tokens == 11);
+  CHECK(a.effective_bits == 16.0 * 2 / 11);
+}
+
+TEST_CASE("chanmix at 32 layers and 8 heads") {
+  // floor(256 / 10) = 25 heads of 4 bits; in the others 32 channels of 3 bits, 32 of 1, 64 of 2; e4m3 scales and zeros.
+  std::vector<uint8_t> bits;
+  for (int head = 0; head < 256; head++)
+    for (int c = 0; c < 128; c++) bits.push_back(uint8_t(head % 10 == 7 && head < 250 ? 4 : c % 4 == 0 ? 3 : c % 4 == 1 ? 1 : 2));
+  const kvq_account a = accounted("chanmix", std::vector<LayerShape>(32, layer(128, 128, 8)), 32768, data_of(bits));
+  CHECK(a.effective_bits_k == (25 * 4 + 231 * 2) / 256.0 + 16.0 / 128);
+  CHECK(rounded(a.effective_bits_k, 4) == 2.3203);
+  CHECK(a.effective_bits_v == 2.25);
+  CHECK(a.metadata_bytes == 256 * 128);
+}
+
+TEST_CASE("pmkvq costs what the widest width within each layer's budget costs") {
+  // A token of 8 and 8 channels: 32 bytes raw; 16, 8, 4 bytes of codes and 8 of scales and zeros at 8, 4, 2 bits.
+  const uint64_t budgets[] = {64 * 32, 64 * 32 - 1, 64 * 24, 64 * 24 - 1, 64 * 16, 64 * 16 - 1, 0};
+  kvq_recipe_data data{};
+  data.budgets = budgets, data.n_budgets = 7;
+  const kvq_account a = accounted("pmkvq", std::vector<LayerShape>(7, layer(8)), 64 + 63, data);
+  CHECK(a.packed_tokens == 64);
+  CHECK(a.wire_bytes == 64 * (32 + 24 + 24 + 16 + 16 + 12 + 12));
+  CHECK(a.metadata_bytes == 0);
+}
+
+TEST_CASE("data that does not fit the recipe is refused by name") {
+  const auto refusal = [](const char *text, const kvq_recipe_data &data) {
+    const std::vector<LayerShape> layers = numbered({layer(8, 8, 2), layer(4, 4, 1)});
+    Recipe recipe = parsed(text, layers);
+    CHECK(apply_data(&data, layers, &recipe) == KVQ_E_INVALID);
+    return std::string(failure_detail());
+  };
+  const auto holds = [](const std::string &text, std::string_view word) { return text.find(word) != text.npos; };
+  const std::vector<uint8_t> bits(20, 2);
+  const std::vector<double> scores(10, 1.0), bad = {1, 1, 1, 1, 1, 1, 1, 1, -1, 1};
+  const uint64_t budgets[] = {1, 2};
+  const auto with_scores = [](const std::vector<double> &list) {
+    kvq_recipe_data data{};
+    data.scores = list.data(), data.n_scores = list.size();
+    return data;
+  };
+  kvq_recipe_data with_budgets{}, both = with_scores(scores), lost{};
+  with_budgets.budgets = budgets, with_budgets.n_budgets = 2;
+  both.bits = bits.data(), both.n_bits = 10;
+  lost.n_bits = 20;
+  CHECK(holds(refusal("chanmix", {}), "recipe_data.bits"));
+  CHECK(holds(refusal("chanmix", data_of({2, 2})), "n_bits=2, but these layers have 20"));
+  CHECK(holds(refusal("chanmix", data_of(std::vector<uint8_t>(20, 9))), "layer 0, head 0"));
+  CHECK(holds(refusal("chanmix", with_scores(scores)), "takes no scores"));
+  CHECK(holds(refusal("chanmix", lost), "bits is NULL"));
+  CHECK(holds(refusal("pmkvq", {}), "recipe_data.budgets"));
+  CHECK(holds(refusal("pmkvq", data_of(bits)), "takes no bits"));
+  CHECK(holds(refusal("tq-2", with_budgets), "takes no budgets"));
+  CHECK(holds(refusal("blockgtq-k3v3", both), "both given"));
+  CHECK(holds(refusal("blockgtq-k3v3", with_scores(bad)), "layer 1, head 0"));
+}
+
 TEST_CASE("masks, width lists and centres are metadata of every layer and head, before any token") {
   const auto metadata = [](const char *text, uint32_t dim) { return accounted(text, {layer(dim, dim, 3), layer(dim, dim, 3)}, 0).metadata_bytes; };
   CHECK(metadata("pnmix", 128) == 6 * 8);        // 64 pairs
@@ -204,7 +277,7 @@ TEST_CASE("a layer that reads another's pages costs nothing") {
   Recipe recipe(std::pmr::get_default_resource());
   kvq_account a;
   REQUIRE(parse_recipe("kvq-2", layers, &recipe) == KVQ_OK);
-  REQUIRE(account(recipe, layers, 1000, nullptr, &a) == KVQ_OK);
+  REQUIRE(account(recipe, layers, 1000, &a) == KVQ_OK);
   CHECK(a.wire_bytes == two);
   CHECK(a.metadata_bytes == 2 * 2 * 64);
   CHECK(a.fp16_bytes == 2 * 1000 * 2 * 256 * 2);
@@ -222,6 +295,6 @@ TEST_CASE("a full 16-bit scale and zero per 32 keys cost one bit") {  // A6
 TEST_CASE("more tokens than a position can number are refused") {
   kvq_account a;
   const std::vector<LayerShape> layers = {layer(128)};
-  CHECK(account(parsed("tq-2", layers), layers, uint64_t(1) << 32, nullptr, &a) == KVQ_E_INVALID);
-  CHECK(account(parsed("tq-2", layers), layers, (uint64_t(1) << 32) - 1, nullptr, &a) == KVQ_OK);
+  CHECK(account(parsed("tq-2", layers), layers, uint64_t(1) << 32, &a) == KVQ_E_INVALID);
+  CHECK(account(parsed("tq-2", layers), layers, (uint64_t(1) << 32) - 1, &a) == KVQ_OK);
 }

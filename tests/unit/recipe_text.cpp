@@ -34,13 +34,13 @@ TEST_CASE("every preset parses, and its canonical text parses to itself") {
     }
 }
 
-TEST_CASE("the presets are those of section 8 that a text can hold") {
+TEST_CASE("the presets are those of section 8") {
   std::vector<std::string> names;
   for (uint32_t i = 0; preset_name(i); i++) names.push_back(preset_name(i));
-  CHECK(names == std::vector<std::string>{"fp16", "kivi-2", "kivi-2-g32", "polar-2", "kitty", "pnmix", "pnmix-g64", "tq-2", "tq-3",
+  CHECK(names == std::vector<std::string>{"fp16", "kivi-2", "kivi-2-g32", "polar-2", "chanmix", "kitty", "pnmix", "pnmix-g64", "tq-2", "tq-3",
                                           "tq-4", "tq-1.585", "tq-2.322", "tq-2.585", "tq-split", "semkv", "semkv-tq", "semkv-tq-2",
                                           "blockgtq-k3v3", "blockgtq-k3v2", "blockgtq-k2v2", "blockgtq-k3v3-fast",
-                                          "blockgtq-k2v2-fast", "kvq-2", "kvq-2.5", "kvq-3", "tq-2c", "tq-3c"});
+                                          "blockgtq-k2v2-fast", "pmkvq", "kvq-2", "kvq-2.5", "kvq-3", "tq-2c", "tq-3c"});
 }
 
 TEST_CASE("a canonical text holds every field, resolved for the geometry") {
@@ -227,8 +227,6 @@ TEST_CASE("semkv is refused with a recent window, other codecs, or codecs of its
   CHECK_THAT(refusal("semkv;recent=1", k128), ContainsSubstring("recent=1"));
   CHECK_THAT(refusal("semkv;k=raw", k128), ContainsSubstring("low= and high="));
   CHECK_THAT(refusal("policy=semkv(r=1/4,low=lloyd(levels=4))", k128), ContainsSubstring("needs the key high"));
-  CHECK_THAT(refusal("policy=semkv(r=1/4,low=lloyd(levels=4),high=affine-channel(levels=4,group=64))", k128),
-             ContainsSubstring("affine-token or lloyd"));
   CHECK_THAT(refusal("policy=semkv(r=1/4,low=lloyd(levels=4,center=1),high=lloyd(levels=8))", k128), ContainsSubstring("center"));
   CHECK_THAT(refusal("policy=semkv(r=1/4,low=affine-token(levels=4,group=48),high=lloyd(levels=8))", k128), ContainsSubstring("48"));
 }
@@ -246,10 +244,33 @@ TEST_CASE("codecs that do not fit a dimension are refused for the layer that has
   CHECK(parsed("k=raw;v=affine-token(levels=4,group=16)", {layer(80)}).layers[0].v[0].group == 16);
 }
 
-TEST_CASE("profiles that no text holds are unsupported, not invalid") {
-  Recipe recipe(std::pmr::get_default_resource());
-  CHECK(parse_recipe("k=channel-widths(group=128,unit=channel);policy=chanmix", k128, &recipe) == KVQ_E_UNSUPPORTED);
-  CHECK(parse_recipe("k=progressive(bits=8);policy=pmkvq", k128, &recipe) == KVQ_E_UNSUPPORTED);
+TEST_CASE("token classes over codecs that they do not allow are unsupported, and why") {
+  const auto unsupported = [](const std::string &high) {
+    Recipe recipe(std::pmr::get_default_resource());
+    const std::string text = "policy=semkv(r=1/4,low=lloyd(levels=4),high=" + high + ")";
+    CHECK(parse_recipe(text, k128, &recipe) == KVQ_E_UNSUPPORTED);
+    return std::string(failure_detail());
+  };
+  CHECK_THAT(unsupported("pair-mix(low=1,high=3,group=64)"), ContainsSubstring("packs 64 neighbours together"));
+  CHECK_THAT(unsupported("affine-channel(levels=4,group=32)"), ContainsSubstring("packs 32 neighbours together"));
+  CHECK_THAT(unsupported("width-groups"), ContainsSubstring("only policy is semkv"));
+  CHECK_THAT(unsupported("raw"), ContainsSubstring("affine-token or lloyd"));
+}
+
+TEST_CASE("chanmix, pmkvq and drop-tokens as texts") {
+  CHECK(canonical("chanmix") ==
+        "k=channel-widths(group=128,params=e4m3,unit=channel);v=affine-token(levels=4,group=128);sinks=0;recent=0;block=128;policy=chanmix");
+  CHECK(canonical("pmkvq") == "k=progressive(bits=16);v=progressive(bits=16);sinks=0;recent=0;block=64;policy=pmkvq");
+  CHECK(canonical("k=progressive;v=progressive;policy=pmkvq") == canonical("pmkvq"));
+  CHECK(canonical("policy=drop-tokens(r=2/8);sinks=4") == "sinks=4;recent=0;block=64;policy=drop-tokens(r=1/4)");
+  CHECK_THAT(refusal("k=channel-widths(group=128);policy=chanmix", k128), ContainsSubstring("unit=channel"));
+  CHECK_THAT(refusal("k=raw;policy=chanmix", k128), ContainsSubstring("decides nothing"));
+  CHECK_THAT(refusal("k=progressive(bits=8);v=progressive(bits=16);policy=pmkvq", k128), ContainsSubstring("progressive(bits=16)"));
+  CHECK_THAT(refusal("k=progressive(bits=16);policy=pmkvq", k128), ContainsSubstring("layer 0, v"));
+  CHECK_THAT(refusal("k=progressive;v=raw", k128), ContainsSubstring("bits"));
+  CHECK_THAT(refusal("policy=drop-tokens", k128), ContainsSubstring("needs the key r"));
+  CHECK_THAT(refusal("k=raw;policy=drop-tokens(r=1/2)", k128), ContainsSubstring("k= and v="));
+  CHECK_THAT(refusal("policy=drop-tokens(r=1/2);recent=8", k128), ContainsSubstring("recent=8"));
 }
 
 TEST_CASE("tables of a recipe live in the memory that it was given") {
