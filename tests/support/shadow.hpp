@@ -209,6 +209,9 @@ inline const Preset *find_preset(std::string_view name) {
   return nullptr;
 }
 
+// Presets whose profile or budgets no text can hold.
+inline bool needs_data(std::string_view name) { return name == "chanmix" || name == "pmkvq"; }
+
 // What a recipe text promises: those of its preset, if it begins with one, and its own fields.
 inline Preset promises(const std::string &recipe) {
   Preset result{"", {}, recipe.find("pnmix") != recipe.npos || recipe.find("blockgtq") != recipe.npos ||
