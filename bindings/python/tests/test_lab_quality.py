@@ -1,4 +1,4 @@
-"""The bookkeeping of kvq.quality: rows, checks, results on disk, and what is written."""
+"""The bookkeeping of kvq.quality (rows, checks, results on disk, what is written), and what the demo prints."""
 
 import json
 
@@ -7,7 +7,11 @@ import pytest
 
 pytest.importorskip("rich")
 
+from rich.console import Console  # noqa: E402
+
 import kvq  # noqa: E402
+from kvq.demo import offline  # noqa: E402
+from kvq.lab import show  # noqa: E402
 from kvq.lab.accounting import Cost  # noqa: E402
 from kvq.lab.metrics import Scores, summarize  # noqa: E402
 from kvq.quality import checks, report, rows  # noqa: E402
@@ -110,3 +114,31 @@ def test_the_page_keeps_its_own_words(tmp_path):
     assert text.count(report.BEGIN) == 1 and "| kvq-2 | 2.00 | 2.20 / 1.80 |" in text
     document = json.loads((tmp_path / report.RESULTS).read_text())
     assert {row["name"] for row in document["rows"]} == set(results)
+
+
+# ------------------------------------------------------------------------------------------------------------------- demo
+
+
+def test_the_demo_without_a_model_prints_a_row_per_recipe_and_draws(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("textalloc")
+    offline.run(["fp16", "kvq-2", "semkv-tq-2"], 1, tmp_path / "picture.png")
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("  fp16", "  kvq-2", "  semkv"))] == [
+        "fp16",
+        "kvq-2",
+        "semkv-tq-2",
+    ]
+    assert "\x1b" not in printed and "\r" not in printed
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_go_below_a_table_that_leaves_no_room(monkeypatch, capsys):
+    rows_ = [("fp16", "16.00"), ("kvq-2", "1.97")]
+    for width, below in ((160, False), (50, True)):
+        monkeypatch.setattr(show, "console", Console(width=width, highlight=False))
+        show.table("title", ("recipe", "bits"), rows_, "answer", ["a [b] c " * 30, "d"])
+        printed = capsys.readouterr().out
+        assert "16.00" in printed and "a [b] c" in printed
+        assert ("fp16: a [b] c" in printed) is below
+        assert max(map(len, printed.splitlines())) <= width

@@ -33,7 +33,9 @@ def run(recipes, threads, picture):
     layers = ", ".join(map(str, recorded.layers))
     title = f"SmolLM2 layers {layers}: {recorded.tokens} recorded tokens, {recorded.prompt} of them the prompt"
     show.table(title, ("recipe", "bits", "KiB", "ratio", "error", "µs"), rows)
-    show.console.print("bits: per element of a long cache.  KiB, ratio: of this one, raw tail included.\n"
-        "error: squared error of attention outputs over their energy.  µs: attention per token and layer.")
+    show.console.print(
+        "bits: per element of a long cache.  KiB, ratio: of this one, raw tail included.\n"
+        "error: squared error of attention outputs over their energy.  µs: attention per token and layer."
+    )
     quality_picture(points, picture, "relative squared error of attention", title)
     show.console.print(f"Picture: {picture}")

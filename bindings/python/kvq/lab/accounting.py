@@ -6,7 +6,6 @@ import numpy as np
 
 import kvq
 
-
 LONG = 32768  # tokens behind which sinks and raw tail no longer show in the bits
 
 

@@ -18,15 +18,24 @@ console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 @contextlib.contextmanager
 def progress(label, total):
-    """A bar on a terminal, one line otherwise; yields a function that advances it by some steps."""
+    """A bar on a terminal, plain lines otherwise; yields a function that advances it by one step.
+
+    That function takes a note about the step: beside the bar, or a line of its own.
+    """
     if not console.is_terminal:
         console.print(f"{label} ...")
-        yield lambda steps=1: None
+        yield lambda note="": note and console.print(f"  {note}", markup=False)
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
     with Progress(*columns, console=console) as bars:
-        task = bars.add_task(label, total=total)
-        yield lambda steps=1: bars.advance(task, steps)
+        task = bars.add_task(label, total=total, note="")
+        yield lambda note="": bars.update(task, advance=1, note=note)
 
 
 def table(title, headings, rows, words_heading="", words=()):

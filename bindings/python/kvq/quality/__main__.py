@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 
-from kvq.lab import places, show, text
+from kvq.lab import places, show, streams, text
 from kvq.lab.model import Model, read_gguf
 from kvq.lab.tokens import Tokens
 
@@ -45,20 +45,37 @@ def fill(store, missing, threads):
     reader = read_gguf()
     model = Model(reader)
     windows = text.handbook_windows(Tokens(reader))
-    policies = {}  # Block-GTQ's frozen policies by recipe
+    policies = Policies(model, windows)
     with show.progress("Measuring", len(missing)) as advance:
         for number in sorted({w for w, _ in missing}):
             window = measure.Window.read(model, windows[number])
             for row in (row for w, row in missing if w == number):
                 with measure.open_cache(model, row.recipe, threads) as cache:
-                    if row.calibrated and row.recipe in policies:
-                        cache.set_policy(policies[row.recipe])
-                    elif row.calibrated:
-                        measure.calibrate(model, cache, windows[list(text.CALIBRATION)])
-                        policies[row.recipe] = cache.policy()
-                    store.save(row, number, *measure.measure(model, window, cache))
-                advance()
+                    if row.calibrated:
+                        policies.freeze(cache)
+                    scores, cost = measure.measure(model, window, cache)
+                store.save(row, number, scores, cost)
+                advance(f"{row.name}, window {number}: {cost.bits:.2f} bits, KL {scores.kl.mean():.4f}")
     show.console.print(f"{len(missing)} measurements in {(time.perf_counter() - start) / 60:.1f} minutes")
+
+
+class Policies:
+    """Policies that belong to a cache: made once per recipe, from one exact pass over the calibration windows."""
+
+    def __init__(self, model, windows):
+        self._model, self._windows = model, windows
+        self._texts, self._frozen = [], {}
+
+    def freeze(self, cache):
+        """Give `cache` its policy."""
+        if cache.recipe in self._frozen:
+            cache.set_policy(self._frozen[cache.recipe])
+            return
+        if not self._texts:
+            chosen = self._windows[list(text.CALIBRATION), : text.WINDOW]
+            self._texts = [streams.read_prompt(self._model, ids) for ids in chosen]
+        measure.calibrate(cache, self._texts)
+        self._frozen[cache.recipe] = cache.policy()
 
 
 if __name__ == "__main__":

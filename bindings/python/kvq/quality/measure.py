@@ -26,12 +26,11 @@ class Window:
         return Window(ids, whole.head(PROMPT), whole.last[PROMPT:])
 
 
-def calibrate(model, cache, windows):
-    """Freeze the cache's policy from an exact pass over each of `windows` [n][WINDOW + 1]."""
-    for ids in windows:
-        whole = streams.read_prompt(model, ids[: text.WINDOW])
-        for layer in range(model.shape.layers):
-            cache.calibrate(layer, whole.k[layer], whole.v[layer], whole.q[layer])
+def calibrate(cache, texts):
+    """Freeze the cache's policy from exact passes over texts, a list of Prompt."""
+    for whole in texts:
+        for layer, (k, v, q) in enumerate(zip(whole.k, whole.v, whole.q, strict=True)):
+            cache.calibrate(layer, k, v, q)
     cache.calibrate_finish()
 
 
