@@ -125,13 +125,77 @@ TEST_CASE("every preset costs what the table of section 8 says") {  // A6 to A9
   CHECK(16 / account_of("semkv-tq-2", layers, 32768).effective_bits == Catch::Approx(7.9).margin(0.05));
 }
 
-TEST_CASE("chanmix and pmkvq are accounted or refused with a reason") {
+TEST_CASE("chanmix costs what its profile says, pmkvq what its budgets leave") {
   const std::vector<kvq_layer> layers(32, layer_of(8, 4, 128));
-  auto got = sized<kvq_account>();
-  const int32_t status = kvq_recipe_account("chanmix", layers.data(), 32, 32768, nullptr, &got);
-  INFO(detail());
-  if (status == KVQ_OK) near_figure(got.effective_bits_k, 2.3203, 4, "chanmix");
-  else REQUIRE((status == KVQ_E_STATE || status == KVQ_E_UNSUPPORTED || status == KVQ_E_INVALID));
+  Bytes bits;
+  for (int head = 0; head < 32 * 8; ++head)  // floor(256 / 10) = 25 heads at 4 bits; in the others quarters of 3 and 1 bits
+    for (int c = 0; c < 128; ++c) bits.push_back(uint8_t(head < 25 ? 4 : c < 32 ? 3 : c < 64 ? 1 : 2));
+  near_figure(account_of("chanmix", layers, 32768, bits).effective_bits_k, 2.3203, 4, "chanmix");
+
+  const std::vector<kvq_layer> one = {layer_of(2, 2, 64), layer_of(1, 1, 128, 32)};
+  const auto bytes = [&](size_t layer, uint64_t tokens, uint64_t width) {  // K and V, all heads; affine rows with one s and z
+    const uint64_t channels = one[layer].dim_k + dim_v(one[layer]);
+    return one[layer].kv_heads * tokens * (width == 16 ? 2 * channels : channels * width / 8 + 2 * 4);
+  };
+  for (uint64_t tokens : {1, 64, 128, 200, 640}) {
+    const uint64_t packed = tokens / 64 * 64;
+    for (const auto &[first, second] : {std::pair{16, 8}, {8, 4}, {4, 2}, {2, 16}}) {
+      std::vector<uint64_t> budgets = {bytes(0, packed, uint64_t(first)), bytes(1, packed, uint64_t(second))};
+      auto data = sized<kvq_recipe_data>();
+      data.budgets = budgets.data(), data.n_budgets = 2;
+      auto got = sized<kvq_account>();
+      ok(kvq_recipe_account("pmkvq", one.data(), 2, tokens, &data, &got));
+      REQUIRE(got.wire_bytes == budgets[0] + budgets[1]);  // just fits
+      Mirror m(Setup{.recipe = "pmkvq", .layers = one, .recipe_data = &data});
+      const kvq_seq s = m.create();
+      m.commit(s, ids(0, tokens));
+      uint64_t exported = 0;
+      for (uint32_t layer = 0; layer < 2; ++layer)
+        for (uint32_t head = 0; head < one[layer].kv_heads; ++head)
+          for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V})
+            for (const WireBlock &block : export_wire(m.cache, s, layer, head, tensor)) exported += block.bytes.size();
+      REQUIRE(exported == got.wire_bytes);
+      m.check(s);
+      m.query(s, 1);
+      for (uint64_t &budget : budgets) budget = packed ? budget - 1 : 0;  // does not fit: one width less
+      ok(kvq_recipe_account("pmkvq", one.data(), 2, tokens, &data, &got));
+      const auto next = [](int width) { return uint64_t(width == 2 ? 2 : width / 2); };
+      REQUIRE(got.wire_bytes == bytes(0, packed, next(first)) + bytes(1, packed, next(second)));
+    }
+  }
+}
+
+TEST_CASE("a shrunk layer holds what the chain of codes says, and never grows back") {  // V36
+  const std::vector<kvq_layer> layers = {layer_of(2, 2, 64)};
+  const uint64_t budget = 2 * 128 * (64 / 2 + 4) * 2;  // 128 tokens at 4 bits
+  auto data = sized<kvq_recipe_data>();
+  data.budgets = &budget, data.n_budgets = 1;
+  Mirror m(Setup{.recipe = "pmkvq", .layers = layers, .recipe_data = &data});
+  const kvq_seq s = m.create();
+  m.commit(s, ids(0, 64));
+  const auto blocks_at = [&] { return export_wire(m.cache, s, 0, 1, KVQ_TENSOR_V); };
+  REQUIRE(blocks_at()[0].bytes.size() == 64 * (64 + 4));  // 8 bits
+  const Bytes eight = blocks_at()[0].bytes;
+  m.append(s, ids(64, 64), 9);
+  REQUIRE(blocks_at()[0].bytes.size() == 64 * (32 + 4));
+  const Bytes four = blocks_at()[0].bytes;
+  for (size_t i = 0; i < 64 * 64; ++i) REQUIRE((four[i / 2] >> (i % 2 * 4) & 15) == (2 * eight[i] + 17) / 34);
+  const auto half = [](const Bytes &bytes, size_t at) { return uint16_t(bytes[at] | bytes[at + 1] << 8); };
+  for (size_t t = 0; t < 64; ++t) {
+    REQUIRE(half(four, 64 * 32 + 4 * t) == half_bits(17 * half_value(half(eight, 64 * 64 + 4 * t))));
+    REQUIRE(half(four, 64 * 32 + 4 * t + 2) == half(eight, 64 * 64 + 4 * t + 2));
+  }
+  m.append(s, ids(128, 64), 10);
+  const Bytes two = blocks_at()[0].bytes;
+  REQUIRE(two.size() == 64 * (16 + 4));
+  for (size_t i = 0; i < 64 * 64; ++i) REQUIRE((two[i / 4] >> (i % 4 * 2) & 3) == (2 * (four[i / 2] >> (i % 2 * 4) & 15) + 5) / 10);
+  m.truncate(s, 64);
+  REQUIRE(blocks_at()[0].bytes == two);
+  const kvq_seq child = m.fork(s);
+  m.append(child, ids(300, 64));
+  REQUIRE(export_wire(m.cache, child, 0, 1, KVQ_TENSOR_V)[1].bytes.size() == 64 * (16 + 4));
+  m.check(s), m.check(child);
+  m.query({s, child}, {2, 2});
 }
 
 TEST_CASE("accounting agrees with the format's arithmetic and with the exported bytes, at every length") {  // A1

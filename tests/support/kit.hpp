@@ -4,6 +4,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -183,6 +184,7 @@ struct Setup {
   void *log_user = nullptr;
   void (*log)(void *, int32_t, const char *) = nullptr;
   const kvq_recipe_data *recipe_data = nullptr;
+  std::shared_ptr<const void> owned = nullptr;  // keeps what recipe_data points to
 };
 
 inline kvq_config config_of(const Setup &setup) {

@@ -166,6 +166,7 @@ struct Preset {
   Rule rule;
   bool needs_queries;  // its policy ranks by queries
   bool from_prompt;    // something is decided at the first commit: the bytes depend on where the prompt ends
+  bool shrinks = false;  // packed tokens may be packed again, narrower
 };
 
 inline const std::vector<Preset> &presets() {
@@ -174,7 +175,7 @@ inline const std::vector<Preset> &presets() {
       {"kivi-2", {0, 0, 128}, false, false},
       {"kivi-2-g32", {0, 96, 32}, false, false},
       {"polar-2", {0, 0, 128}, false, false},
-      {"chanmix", {0, 0, 128}, false, true},
+      {"chanmix", {0, 0, 128}, false, false},
       {"kitty", {32, 0, 128}, false, false},
       {"pnmix", {32, 0, 128}, true, true},
       {"pnmix-g64", {32, 0, 128}, true, true},
@@ -193,7 +194,7 @@ inline const std::vector<Preset> &presets() {
       {"blockgtq-k2v2", {0, 0, 64}, true, true},
       {"blockgtq-k3v3-fast", {4, 32, 64}, true, true},
       {"blockgtq-k2v2-fast", {4, 32, 64}, true, true},
-      {"pmkvq", {0, 0, 64}, false, true},
+      {"pmkvq", {0, 0, 64}, false, false, true},
       {"kvq-2", {32, 32, 128}, true, true},
       {"kvq-2.5", {32, 32, 128}, true, true},
       {"kvq-3", {32, 32, 128}, true, true},
@@ -211,6 +212,30 @@ inline const Preset *find_preset(std::string_view name) {
 
 // Presets whose profile or budgets no text can hold.
 inline bool needs_data(std::string_view name) { return name == "chanmix" || name == "pmkvq"; }
+
+// A preset with the data that it needs, if any: for chanmix every tenth head at 4 bits and the channels of the others at 3, 2, 2
+// and 1; for pmkvq budgets that hold about 200 tokens at 8 bits in layer 0, half of that in layer 1, a third in layer 2...
+inline Setup preset_setup(const std::string &name, const std::vector<kvq_layer> &layers) {
+  struct Data {
+    Bytes bits;
+    std::vector<uint64_t> budgets;
+    kvq_recipe_data table = sized<kvq_recipe_data>();
+  };
+  Setup setup{.recipe = name, .layers = layers};
+  if (!needs_data(name)) return setup;
+  const auto data = std::make_shared<Data>();
+  uint32_t head = 0;
+  for (const kvq_layer &layer : layers) {
+    data->budgets.push_back(200 * layer.kv_heads * (layer.dim_k + dim_v(layer) + 8) / (data->budgets.size() + 1));
+    for (uint32_t h = 0; h < layer.kv_heads; ++h, ++head)
+      for (uint32_t c = 0; c < layer.dim_k; ++c) data->bits.push_back(head % 10 == 0 ? 4 : "\3\2\1\2"[(c + head) % 4]);
+  }
+  if (name == "chanmix") data->table.bits = data->bits.data(), data->table.n_bits = data->bits.size();
+  else data->table.budgets = data->budgets.data(), data->table.n_budgets = data->budgets.size();
+  setup.recipe_data = &data->table;
+  setup.owned = data;
+  return setup;
+}
 
 // What a recipe text promises: those of its preset, if it begins with one, and its own fields.
 inline Preset promises(const std::string &recipe) {
