@@ -93,6 +93,7 @@ static void raise_status(int32_t status) {
 %buffer(const uint32_t *, , "I", 0)
 %buffer(const uint16_t *, , "eH", 0)
 %buffer(const uint8_t *, , "B", 0)
+%buffer(const uint64_t *, , "QL", 0)
 %buffer(const float *, , "f", 0)
 %buffer(const double *, , "d", 0)
 %buffer(float *, , "f", 1)
@@ -179,6 +180,7 @@ static int float_rows(PyObject *object, Py_buffer *view, const float **rows) {
 
 %ignore kvq_tensor;
 %ignore kvq_allocator;
+%ignore kvq_recipe_data;
 %ignore kvq_prefill;
 %ignore kvq_attend_options;
 %ignore kvq_calibration;
@@ -189,6 +191,9 @@ static int float_rows(PyObject *object, Py_buffer *view, const float **rows) {
 %ignore kvq_config::allocator;
 %ignore kvq_config::log;
 %ignore kvq_config::log_user;
+%ignore kvq_config::recipe_data;
+%ignore kvq_recipe_account;
+%ignore kvq_create;
 %ignore kvq_prefill_commit;
 %ignore kvq_attend;
 %ignore kvq_calibrate;
@@ -210,6 +215,22 @@ static int float_rows(PyObject *object, Py_buffer *view, const float **rows) {
 // ------------------------------------------------------------------------------------------------ call_*
 
 %inline %{
+static int32_t call_create(kvq_config *config, const uint8_t *bits, uint64_t n_bits, const double *scores, uint64_t n_scores,
+                           const uint64_t *budgets, uint64_t n_budgets, kvq_cache **cache) {
+  const kvq_recipe_data data = {sizeof data, 0, bits, scores, budgets, n_bits, n_scores, n_budgets};
+  config->recipe_data = &data;
+  const int32_t status = kvq_create(config, cache);
+  config->recipe_data = NULL;
+  return status;
+}
+
+static int32_t call_recipe_account(const char *text, const kvq_layer *layers, uint32_t n_layers, uint64_t length, const uint8_t *bits,
+                                   uint64_t n_bits, const double *scores, uint64_t n_scores, const uint64_t *budgets,
+                                   uint64_t n_budgets, kvq_account *account) {
+  const kvq_recipe_data data = {sizeof data, 0, bits, scores, budgets, n_bits, n_scores, n_budgets};
+  return kvq_recipe_account(text, layers, n_layers, length, &data, account);
+}
+
 static int32_t call_prefill(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t flags, uint64_t n_tokens,
                             const kvq_tensor *k, const kvq_tensor *v, const kvq_tensor *q, const float *scores, void *stream) {
   const kvq_prefill desc = {sizeof desc, layer, flags, scores ? (uint32_t)n_tokens : 0, n_tokens, k, v, q, scores};

@@ -1,5 +1,5 @@
 // Recipes that need more than a text: chanmix profiles, given scores and widths, through the whole life of a cache.
-#include "mirror.hpp"
+#include "wire.hpp"
 
 using namespace kvq_test;
 
@@ -24,24 +24,6 @@ std::string digits(const Bytes &bits, size_t first, size_t count) {
   std::string text;
   for (size_t i = first; i < first + count; ++i) text += char('0' + bits[i]);
   return text;
-}
-
-// The block `number` of a head as the stateless codec encodes it: an independent way to the same bytes.
-Bytes encoded(Mirror &m, uint32_t layer, uint32_t head, uint32_t tensor, const std::string &text, const Ids &tokens) {
-  const Text::Kind kind = tensor == KVQ_TENSOR_K ? Text::K : Text::V;
-  const size_t heads = m.text.heads(layer, kind), dim = m.text.dim(layer, kind);
-  const Floats all = m.text.rows(layer, kind, tokens);
-  Floats rows;
-  for (size_t t = 0; t < tokens.size(); ++t)
-    rows.insert(rows.end(), all.begin() + long((t * heads + head) * dim), all.begin() + long((t * heads + head + 1) * dim));
-  const Tensor x(rows, 1, dim);
-  auto codec = sized<kvq_codec>();
-  codec.tensor = tensor, codec.text = text.c_str(), codec.dim = uint32_t(dim);
-  Bytes wire(rows.size() * 8 + 64);
-  size_t needed = 0;
-  ok(kvq_codec_encode(&codec, x.view(), tokens.size(), wire.data(), wire.size(), &needed));
-  wire.resize(needed);
-  return wire;
 }
 
 }  // namespace

@@ -377,6 +377,20 @@ TEST_CASE("shrinking moves a value by half of the coarser step at most, and the 
     CHECK(std::fabs(v4[i] - v8[i]) <= s4 / 2 + 15 * s4 * 0x1p-11);
     CHECK(std::fabs(v2[i] - v4[i]) <= s2 / 2 + 3 * s2 * 0x1p-11);
   }
+  // Narrowing a packed block gives the block of the narrower width.
+  const HeadFormat f16 = format_of("progressive(bits=16)", values(256));
+  const Block b16 = encoded(f16, x);
+  const auto same_narrowed = [](const HeadFormat &from, const Block &block, const HeadFormat &to, const Block &want) {
+    Block got(std::pmr::get_default_resource());
+    kvq::narrow(from, block, to, &got);
+    return got.tokens == want.tokens && got.codes == want.codes && got.params == want.params;
+  };
+  CHECK(same_narrowed(f16, b16, f8, b8));
+  CHECK(same_narrowed(f16, b16, f4, b4));
+  CHECK(same_narrowed(f16, b16, f2, b2));
+  CHECK(same_narrowed(f8, b8, f4, b4));
+  CHECK(same_narrowed(f8, b8, f2, b2));
+  CHECK(same_narrowed(f4, b4, f2, b2));
   CHECK(b2.codes[0] == 0);
   CHECK(b2.codes[255] == 3);
   CHECK(b4.params[1] == b8.params[1]);

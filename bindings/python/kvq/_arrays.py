@@ -64,6 +64,15 @@ def vector(x, dtype, length, name):
     return x
 
 
+def recipe_data(bits, scores, budgets):
+    """The arrays of kvq_recipe_data and their lengths, in turn: flat, of any nesting, or None."""
+    arguments = []
+    for x, dtype in ((bits, np.uint8), (scores, np.float64), (budgets, np.uint64)):
+        x = None if x is None else np.ascontiguousarray(x, dtype).reshape(-1)
+        arguments += [x, 0 if x is None else len(x)]
+    return arguments
+
+
 def sized(function, *arguments, guess=512):
     """Result of a function that writes (buf, cap, needed) as its last argument: the bytes, and what else it returns."""
     buffer = bytearray(guess)

@@ -6,7 +6,7 @@ from collections import namedtuple
 import numpy as np
 
 from . import capi
-from ._arrays import TENSORS, choice, sized, tensor, text, vector
+from ._arrays import TENSORS, choice, recipe_data, sized, tensor, text, vector
 from .geometry import Layer, c_layers, layers_of
 
 Lengths = namedtuple("Lengths", "total sinks packed tail committed")
@@ -34,6 +34,10 @@ class Cache:
     max_bytes, max_tokens, max_sequences
                  limits of memory, of tokens of one sequence, of sequences; 0: none (4096 sequences)
     bf16         uint16 arrays hold bfloat16
+    bits         widths of the keys, [layer][kv_head][dim_k] for chanmix; [dim_k/2] for blockgtq and pair-widths, which then decide
+                 nothing themselves
+    scores       of the keys' pairs, [layer][kv_head][dim_k/2], for blockgtq and pair-widths instead of statistics
+    budgets      bytes of the packed tokens of one sequence by layer, for pmkvq
 
     Raises kvq.Error: INVALID, UNSUPPORTED, NOMEM, FULL.  close() or leaving a with block frees everything at once.
     """
@@ -57,6 +61,9 @@ class Cache:
         max_tokens=0,
         max_sequences=0,
         bf16=False,
+        bits=None,
+        scores=None,
+        budgets=None,
     ):
         self._cache = None
         if layers is None:
@@ -74,7 +81,7 @@ class Cache:
         config.max_bytes = max_bytes
         config.max_tokens = max_tokens
         config.max_sequences = max_sequences
-        self._cache = capi.kvq_create(config)
+        self._cache = capi.call_create(config, *recipe_data(bits, scores, budgets))
 
     def close(self):
         """End all sequences and steps and free the memory; may be called twice."""

@@ -5,7 +5,7 @@ from collections import namedtuple
 import numpy as np
 
 from . import capi
-from ._arrays import LAYOUTS, TENSORS, choice, rows, sized, text, vector
+from ._arrays import LAYOUTS, TENSORS, choice, recipe_data, rows, sized, text, vector
 from .geometry import c_layers, layers_of
 
 
@@ -36,20 +36,16 @@ def recipe(recipe_text, geometry):
     return text(capi.kvq_recipe_parse, recipe_text, array.cast(), len(layers))
 
 
-def account(recipe_text, geometry, tokens, bits=None):
+def account(recipe_text, geometry, tokens, bits=None, scores=None, budgets=None):
     """Exact bytes of one sequence of `tokens` tokens under a recipe, as a namedtuple with the fields of kvq_account.
 
-    bits: width lists uint8 [layer, kv_head, dim_k/2] where the bytes depend on them.  Raises STATE if they are missing.
+    bits, scores, budgets: as in kvq.Cache, where the bytes depend on them.  Raises STATE if they are missing, INVALID if they do
+    not fit.
     """
     layers = layers_of(geometry)
-    if bits is not None:
-        bits = np.ascontiguousarray(bits, np.uint8).reshape(-1)
-        needed = sum(layer.kv_heads * layer.dim_k // 2 for layer in layers)
-        if len(bits) != needed:
-            raise ValueError(f"bits has {len(bits)} entries, must have {needed}: [layer][kv_head][dim_k/2]")
     array = c_layers(layers)  # must live during the call
     c = capi.kvq_account()
-    capi.kvq_recipe_account(recipe_text, array.cast(), len(layers), tokens, bits, c)
+    capi.call_recipe_account(recipe_text, array.cast(), len(layers), tokens, *recipe_data(bits, scores, budgets), c)
     return Account(*(getattr(c, name) for name in Account._fields))
 
 

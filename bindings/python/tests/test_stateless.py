@@ -26,8 +26,17 @@ def test_account_counts_bits():
     assert account.effective_bits == 3.125
     assert account.wire_bytes == 2 * 2 * 2 * 6400 * 50
     assert account.fp16_bytes == 2 * 2 * 2 * 6400 * 256
-    with pytest.raises(ValueError, match="bits has 3 entries"):
+    with pytest.raises(kvq.Error, match="n_bits=3"):
         kvq.account("blockgtq-k3v3", GEOMETRY, 1000, bits=[3, 3, 3])
+
+
+def test_account_with_a_profile_and_with_budgets():
+    geometry = {"n_layers": 32, "kv_heads": 8, "dim_k": 128}
+    bits = np.tile(np.repeat([3, 1, 2, 2], 32), (256, 1))
+    bits[:25] = 4  # a tenth of the heads
+    assert round(kvq.account("chanmix", geometry, 32768, bits=bits).effective_bits_k, 4) == 2.3203
+    budgets = [1 << 40, 0] * 16
+    assert kvq.account("pmkvq", geometry, 32768, budgets=budgets).effective_bits == (16 + 2 + 32 / 128) / 2
 
 
 def test_the_cpu_is_a_backend():
