@@ -42,6 +42,8 @@ class Cache:
     Raises kvq.Error: INVALID, UNSUPPORTED, NOMEM, FULL.  close() or leaving a with block frees everything at once.
     """
 
+    _cache = None
+
     def __init__(
         self,
         recipe="kvq-3",
@@ -65,7 +67,6 @@ class Cache:
         scores=None,
         budgets=None,
     ):
-        self._cache = None
         if layers is None:
             if kv_heads is None:
                 raise ValueError("give kv_heads, or the list layers")
