@@ -15,7 +15,8 @@ const char *dtype_name(array_dtype dtype) { return DTYPES[dtype].name; }
 static float half_value(uint16_t h) {
   const int exponent = h >> 10 & 31, mantissa = h & 1023;
   float v = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                           : exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
+            : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
+                           : ldexpf((float)mantissa, -24);
   return h & 0x8000 ? -v : v;
 }
 
@@ -55,12 +56,19 @@ double array_get(const array *a, size_t i) {
   memset(&x, 0, sizeof x);
   memcpy(&x, p, dtype_size(a->dtype));
   switch (a->dtype) {
-    case DT_F32: return x.f;
-    case DT_F64: return x.d;
-    case DT_I32: return x.i32;
-    case DT_F16: return half_value(x.u16);
-    case DT_BF16: x.u32 <<= 16; return x.f;
-    default: return *p;
+    case DT_F32:
+      return x.f;
+    case DT_F64:
+      return x.d;
+    case DT_I32:
+      return x.i32;
+    case DT_F16:
+      return half_value(x.u16);
+    case DT_BF16:
+      x.u32 <<= 16;
+      return x.f;
+    default:
+      return *p;
   }
 }
 
@@ -76,12 +84,27 @@ static void array_put(array *a, size_t i, uint16_t half) {
   const float f = half_value(half);
   const double d = f;
   switch (a->dtype) {
-    case DT_F64: memcpy(p, &d, 8); break;
-    case DT_F16: memcpy(p, &half, 2); break;
-    case DT_BF16: { const uint16_t v = bf16_bits(f); memcpy(p, &v, 2); break; }
-    case DT_I32: { const int32_t v = (int32_t)f; memcpy(p, &v, 4); break; }
-    case DT_U8: *p = (uint8_t)f; break;
-    default: memcpy(p, &f, 4);
+    case DT_F64:
+      memcpy(p, &d, 8);
+      break;
+    case DT_F16:
+      memcpy(p, &half, 2);
+      break;
+    case DT_BF16: {
+      const uint16_t v = bf16_bits(f);
+      memcpy(p, &v, 2);
+      break;
+    }
+    case DT_I32: {
+      const int32_t v = (int32_t)f;
+      memcpy(p, &v, 4);
+      break;
+    }
+    case DT_U8:
+      *p = (uint8_t)f;
+      break;
+    default:
+      memcpy(p, &f, 4);
   }
 }
 
@@ -92,7 +115,8 @@ static double number(const cJSON *object, const char *key, double missing) {
 
 static uint64_t integer(const cJSON *object, const char *key) {
   const cJSON *v = cJSON_GetObjectItemCaseSensitive(object, key);
-  return cJSON_IsString(v) ? strtoull(v->valuestring, NULL, 0) : cJSON_IsNumber(v) ? (uint64_t)v->valuedouble : 0;
+  return cJSON_IsString(v) ? strtoull(v->valuestring, NULL, 0) : cJSON_IsNumber(v) ? (uint64_t)v->valuedouble
+                                                                                   : 0;
 }
 
 static double channel_value(const cJSON *list, size_t c, double missing) {
@@ -121,7 +145,9 @@ static const char *generate(const cJSON *gen, array *a) {
 }
 
 static int nibble(char c) {
-  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                      : c >= 'A' && c <= 'F'   ? c - 'A' + 10
+                                                               : -1;
 }
 
 ptrdiff_t hex_bytes(const char *text, uint8_t **bytes) {

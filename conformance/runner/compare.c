@@ -93,7 +93,8 @@ static int compare_arrays(const context *c, const char *key, const cJSON *expect
   else if (e.count != r.count || (e.dtype != r.dtype && strcmp(key, "out") && strcmp(key, "lse")))
     snprintf(c->why, c->size, "%s: %zu elements of %s expected, got %zu of %s", key, e.count, dtype_name(e.dtype), r.count, dtype_name(r.dtype));
   else
-    same = !strcmp(key, "out") ? compare_out(c, &e, &r) : !strcmp(key, "lse") ? compare_lse(c, &e, &r) : compare_exact(c, key, &e, &r);
+    same = !strcmp(key, "out") ? compare_out(c, &e, &r) : !strcmp(key, "lse") ? compare_lse(c, &e, &r)
+                                                                              : compare_exact(c, key, &e, &r);
   array_free(&e), array_free(&r);
   return same;
 }

@@ -60,51 +60,14 @@ kvq_tensor tensor_of(const array *a, size_t token_stride, size_t head_stride) {
   return t;
 }
 
-/* An object becomes "k=...;v=...;sinks=..." ; options travel apart. */
-char *recipe_text(const cJSON *step) {
-  const cJSON *recipe = cJSON_GetObjectItemCaseSensitive(step, "recipe");
-  const char *plain = cJSON_IsString(recipe) ? recipe->valuestring : text_field(step, "preset", "");
-  const size_t room = 8192;
-  char *text = calloc(1, room);
-  if (!text) return NULL;
-  if (!cJSON_IsObject(recipe)) {
-    snprintf(text, room, "%s", plain);
-    return text;
-  }
-  size_t n = 0;
-  for (const cJSON *field = recipe->child; field; field = field->next) {
-    if (cJSON_IsString(field))
-      n += (size_t)snprintf(text + n, room - n, "%s%s=%s", n ? ";" : "", field->string, field->valuestring);
-    else if (cJSON_IsNumber(field))
-      n += (size_t)snprintf(text + n, room - n, "%s%s=%.0f", n ? ";" : "", field->string, field->valuedouble);
-    if (n >= room) break;
-  }
-  return text;
-}
-
-int read_geometry(library_target *t, const cJSON *step, kvq_layer *layer, uint32_t *n_layers) {
-  const cJSON *g = cJSON_GetObjectItemCaseSensitive(step, "geometry");
-  if (!cJSON_IsObject(g)) return runner_error(t, "geometry is missing");
-  memset(layer, 0, sizeof *layer);
-  layer->struct_size = sizeof *layer;
-  layer->kv_heads = (uint32_t)number_field(g, "kv_heads", 0);
-  layer->q_heads = (uint32_t)number_field(g, "q_heads", layer->kv_heads);
-  layer->dim_k = (uint32_t)number_field(g, "dim_k", 0);
-  layer->dim_v = (uint32_t)number_field(g, "dim_v", layer->dim_k);
-  layer->rope_layout = layout_field(g);
-  layer->rotary_dim = (uint32_t)number_field(g, "rotary_dim", 0);
-  layer->rotary_first = (uint32_t)number_field(g, "rotary_first", 0);
-  *n_layers = (uint32_t)number_field(g, "layers", 0);
-  return 0;
-}
-
-/* Flags other than a level name what a library may lack; the C ABI of this header has no call for any of them. */
+/* Flags other than a level name what a library may lack. */
 static int library_begin(target *self, const cJSON *flags) {
   const cJSON *flag;
   forget_sequences((library_target *)self);
   cJSON_ArrayForEach(flag, flags) {
-    if (!cJSON_IsString(flag) || flag->valuestring[0] == 'L') continue;
-    snprintf(self->error, sizeof self->error, "the library has no call for \"%s\"", flag->valuestring);
+    const char *name = cJSON_IsString(flag) ? flag->valuestring : "";
+    if (name[0] == 'L' || !strcmp(name, "options")) continue;
+    snprintf(self->error, sizeof self->error, "the C ABI has no call for \"%s\"", name);
     return BEGIN_SKIP;
   }
   return BEGIN_OK;

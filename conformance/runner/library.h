@@ -7,11 +7,12 @@
 #include "target.h"
 
 /* Every function that the runner calls; level 0 checks that each is exported. */
-#define LIBRARY_FUNCTIONS(F)                                                                                                        \
-  F(version) F(version_string) F(status_string) F(error_detail) F(backend_query) F(recipe_preset) F(recipe_account) F(create)       \
-  F(destroy) F(seq_create) F(seq_fork) F(seq_truncate) F(seq_remove) F(seq_length) F(prefill_commit) F(step_begin) F(append)        \
-  F(attend) F(step_end) F(step_abort) F(end_turn) F(export_values) F(export_wire) F(codec_encode) F(codec_decode) F(policy_decide) \
-  F(policy_stats)
+#define LIBRARY_FUNCTIONS(F)                                                                                                               \
+  F(version)                                                                                                                               \
+  F(version_string) F(status_string) F(error_detail) F(backend_query) F(recipe_preset) F(recipe_account) F(create)                         \
+      F(destroy) F(seq_create) F(seq_fork) F(seq_truncate) F(seq_remove) F(seq_length) F(prefill_commit) F(step_begin) F(append)           \
+          F(attend) F(step_end) F(step_abort) F(end_turn) F(export_values) F(export_wire) F(codec_encode) F(codec_decode) F(policy_decide) \
+              F(policy_stats)
 
 typedef struct {
   void *handle;
@@ -53,8 +54,19 @@ const char *text_field(const cJSON *step, const char *key, const char *missing);
 double number_field(const cJSON *step, const char *key, double missing);
 uint32_t layout_field(const cJSON *step);
 kvq_tensor tensor_of(const array *a, size_t token_stride, size_t head_stride);
-/* recipe (text, or an object whose fields become text) or preset; malloc. */
+
+/* What create and account take.  The text of recipe (an object whose fields become text, or a text) or preset; malloc. */
 char *recipe_text(const cJSON *step);
 int read_geometry(library_target *t, const cJSON *step, kvq_layer *layer, uint32_t *n_layers);
+/* options {bits, scores, budgets} as the C struct, which points into the rest. */
+typedef struct {
+  kvq_recipe_data data;
+  int given; /* any of them */
+  uint8_t *bits;
+  uint64_t *budgets;
+  array scores;
+} recipe_options;
+const char *read_options(const cJSON *step, recipe_options *o); /* NULL, or what is wrong; free_options in any case */
+void free_options(recipe_options *o);
 
 #endif

@@ -17,9 +17,7 @@ static const char *statuses_have_names(const library *lib) {
   static const struct {
     int32_t code;
     const char *name;
-  } table[] = {{KVQ_OK, "OK"}, {KVQ_E_INVALID, "INVALID"}, {KVQ_E_SIZE, "SIZE"}, {KVQ_E_NONFINITE, "NONFINITE"}, {KVQ_E_STATE, "STATE"},
-               {KVQ_E_STALE, "STALE"}, {KVQ_E_BUSY, "BUSY"}, {KVQ_E_NOMEM, "NOMEM"}, {KVQ_E_FULL, "FULL"}, {KVQ_E_CORRUPT, "CORRUPT"},
-               {KVQ_E_CONFIG, "CONFIG"}, {KVQ_E_DEVICE, "DEVICE"}, {KVQ_E_UNSUPPORTED, "UNSUPPORTED"}};
+  } table[] = {{KVQ_OK, "OK"}, {KVQ_E_INVALID, "INVALID"}, {KVQ_E_SIZE, "SIZE"}, {KVQ_E_NONFINITE, "NONFINITE"}, {KVQ_E_STATE, "STATE"}, {KVQ_E_STALE, "STALE"}, {KVQ_E_BUSY, "BUSY"}, {KVQ_E_NOMEM, "NOMEM"}, {KVQ_E_FULL, "FULL"}, {KVQ_E_CORRUPT, "CORRUPT"}, {KVQ_E_CONFIG, "CONFIG"}, {KVQ_E_DEVICE, "DEVICE"}, {KVQ_E_UNSUPPORTED, "UNSUPPORTED"}};
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (strcmp(lib->status_string(table[i].code), table[i].name)) return table[i].name;
   for (int32_t code = -200; code < 200; code++)
@@ -65,9 +63,7 @@ int check_abi(const char *path, int *failed, void (*report)(const char *name, co
   static const struct {
     const char *name;
     abi_check check;
-  } table[] = {{"abi/version_is_consistent", version_is_consistent}, {"abi/statuses_have_names", statuses_have_names},
-               {"abi/cpu_is_available", cpu_is_available}, {"abi/bad_calls_have_sentences", bad_calls_have_sentences},
-               {"abi/unknown_tails_are_refused", unknown_tails_are_refused}, {"abi/presets_are_listed", presets_are_listed}};
+  } table[] = {{"abi/version_is_consistent", version_is_consistent}, {"abi/statuses_have_names", statuses_have_names}, {"abi/cpu_is_available", cpu_is_available}, {"abi/bad_calls_have_sentences", bad_calls_have_sentences}, {"abi/unknown_tails_are_refused", unknown_tails_are_refused}, {"abi/presets_are_listed", presets_are_listed}};
   const int n = (int)(sizeof table / sizeof *table);
   library lib;
   const char *wrong = library_open(&lib, path);

@@ -16,6 +16,8 @@ static int32_t step_create(library_target *t, const cJSON *step, cJSON *result) 
   forget_sequences(t);
   if (read_geometry(t, step, &t->layer, &t->n_layers)) return RUNNER_ERROR;
   char *text = recipe_text(step);
+  recipe_options options;
+  const char *wrong = read_options(step, &options);
   kvq_config config;
   memset(&config, 0, sizeof config);
   config.struct_size = sizeof config;
@@ -24,8 +26,10 @@ static int32_t step_create(library_target *t, const cJSON *step, cJSON *result) 
   config.layers = &t->layer;
   config.n_layer_structs = 1;
   config.recipe = text;
-  const int32_t status = t->lib.create(&config, &t->cache);
+  config.recipe_data = options.given ? &options.data : NULL;
+  const int32_t status = wrong ? runner_error(t, wrong) : t->lib.create(&config, &t->cache);
   free(text);
+  free_options(&options);
   return status;
 }
 
@@ -310,8 +314,7 @@ library_step find_sequence_step(const char *op) {
   static const struct {
     const char *op;
     library_step run;
-  } table[] = {{"create", step_create}, {"commit", step_commit}, {"append", step_append}, {"end_turn", step_end_turn}, {"truncate", step_truncate},
-               {"fork", step_fork}, {"remove", step_remove}, {"export", step_export}, {"attend", step_attend}};
+  } table[] = {{"create", step_create}, {"commit", step_commit}, {"append", step_append}, {"end_turn", step_end_turn}, {"truncate", step_truncate}, {"fork", step_fork}, {"remove", step_remove}, {"export", step_export}, {"attend", step_attend}};
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (!strcmp(op, table[i].op)) return table[i].run;
   return NULL;

@@ -265,17 +265,6 @@ static int32_t step_stats(library_target *t, const cJSON *step, cJSON *result) {
   return status;
 }
 
-/* options.bits [layer][head] = LIST (one digit an entry), flattened; NULL if absent. */
-static uint8_t *bits_of(const cJSON *step) {
-  const cJSON *bits = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(step, "options"), "bits"), *layer, *head;
-  if (!cJSON_IsArray(bits)) return NULL;
-  size_t n = 0;
-  cJSON_ArrayForEach(layer, bits) cJSON_ArrayForEach(head, layer) n += strlen(head->valuestring);
-  uint8_t *out = malloc(n + 1), *p = out;
-  cJSON_ArrayForEach(layer, bits) cJSON_ArrayForEach(head, layer) for (const char *c = head->valuestring; *c; c++) *p++ = (uint8_t)(*c - '0');
-  return out;
-}
-
 static int32_t step_account(library_target *t, const cJSON *step, cJSON *result) {
   kvq_layer layer;
   uint32_t n_layers;
@@ -283,18 +272,21 @@ static int32_t step_account(library_target *t, const cJSON *step, cJSON *result)
   kvq_layer *layers = malloc((n_layers + 1) * sizeof *layers);
   for (uint32_t i = 0; i < n_layers; i++) layers[i] = layer;
   char *text = recipe_text(step);
-  uint8_t *bits = bits_of(step);
+  recipe_options options;
+  const char *wrong = read_options(step, &options);
   kvq_account a;
   memset(&a, 0, sizeof a);
   a.struct_size = sizeof a;
-  const int32_t status = t->lib.recipe_account(text, layers, n_layers, (uint64_t)number_field(step, "tokens", 0), bits, &a);
+  const int32_t status = wrong ? runner_error(t, wrong)
+                               : t->lib.recipe_account(text, layers, n_layers, (uint64_t)number_field(step, "tokens", 0), options.given ? &options.data : NULL, &a);
   if (!status) {
     cJSON_AddNumberToObject(result, "wire_bytes", (double)a.wire_bytes);
     cJSON_AddNumberToObject(result, "metadata_bytes", (double)a.metadata_bytes);
     cJSON_AddNumberToObject(result, "effective_bits_k", a.effective_bits_k);
     cJSON_AddNumberToObject(result, "effective_bits_v", a.effective_bits_v);
   }
-  free(layers), free(text), free(bits);
+  free(layers), free(text);
+  free_options(&options);
   return status;
 }
 

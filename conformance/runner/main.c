@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,10 +28,10 @@ typedef struct {
 } totals;
 
 static const char USAGE[] =
-    "usage: kvq-conform (--lib PATH | --exec COMMAND) --vectors DIR [options]\n"
+    "usage: kvq-conform (--lib PATH | --exec COMMAND) --vectors PATH [options]\n"
     "  --lib PATH        a shared library with the C ABI of kvq.h (opened with dlopen)\n"
     "  --exec COMMAND    a program that answers steps as JSON lines on stdin and stdout\n"
-    "  --vectors DIR     every *.json below DIR is run, except manifest.json\n"
+    "  --vectors PATH    a vector file, or a folder: every *.json below it is run, except manifest.json\n"
     "  --level L0..L4    run levels up to this one (L4): L0 ABI, L1 codecs and policies, L2 sequences, L3 attention, L4 snapshots\n"
     "  --backend NAME    cpu (default) or cuda, with --lib\n"
     "  --filter TEXT     only tests whose suite/group/id contains TEXT\n"
@@ -104,7 +103,8 @@ static void count_line(const options *o, char *line, char running[300], totals *
 
 static void report_end(int status, const char *running, const char *path, totals *all) {
   char why[500];
-  const char *how = !WIFSIGNALED(status) ? "ended" : WTERMSIG(status) == SIGALRM ? "ran past the time limit" : strsignal(WTERMSIG(status));
+  const char *how = !WIFSIGNALED(status) ? "ended" : WTERMSIG(status) == SIGALRM ? "ran past the time limit"
+                                                                                 : strsignal(WTERMSIG(status));
   snprintf(why, sizeof why, "the process of %s: %s", path, how);
   fail_test(all, running[0] ? running : path, why);
 }
@@ -143,24 +143,27 @@ static void run_in_child(const options *o, const char *path, totals *all) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* All *.json below `dir`, sorted; returns the count. */
-static size_t find_files(const char *dir, char ***files, size_t count) {
-  DIR *d = opendir(dir);
-  if (!d) return count;
+static int is_vector_file(const char *path) {
+  const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path, *dot = strrchr(name, '.');
+  return name[0] != '.' && dot && !strcmp(dot, ".json") && strcmp(name, "manifest.json");
+}
+
+/* All vector files at or below `path`; returns the count. */
+static size_t find_files(const char *path, char ***files, size_t count) {
+  DIR *d = opendir(path);
+  if (!d) {
+    if (!is_vector_file(path)) return count;
+    *files = realloc(*files, (count + 1) * sizeof **files);
+    (*files)[count] = strdup(path);
+    return count + 1;
+  }
   for (struct dirent *e; (e = readdir(d));) {
     if (e->d_name[0] == '.') continue;
-    const size_t size = strlen(dir) + strlen(e->d_name) + 2;
-    char *path = malloc(size);
-    struct stat s;
-    snprintf(path, size, "%s/%s", dir, e->d_name);
-    if (!stat(path, &s) && S_ISDIR(s.st_mode)) {
-      count = find_files(path, files, count);
-    } else if (strlen(e->d_name) > 5 && !strcmp(e->d_name + strlen(e->d_name) - 5, ".json") && strcmp(e->d_name, "manifest.json")) {
-      *files = realloc(*files, (count + 1) * sizeof **files);
-      (*files)[count++] = path;
-      continue;
-    }
-    free(path);
+    const size_t size = strlen(path) + strlen(e->d_name) + 2;
+    char *below = malloc(size);
+    snprintf(below, size, "%s/%s", path, e->d_name);
+    count = find_files(below, files, count);
+    free(below);
   }
   closedir(d);
   return count;
@@ -173,8 +176,7 @@ static int parse_options(int argc, char **argv, options *o) {
   const struct {
     const char *name;
     const char **value;
-  } table[] = {{"--lib", &o->library}, {"--exec", &o->command}, {"--vectors", &o->vectors}, {"--level", &level}, {"--backend", &o->backend},
-               {"--filter", &o->choice.filter}, {"--time-limit", &limit}, {"--json", &o->json}};
+  } table[] = {{"--lib", &o->library}, {"--exec", &o->command}, {"--vectors", &o->vectors}, {"--level", &level}, {"--backend", &o->backend}, {"--filter", &o->choice.filter}, {"--time-limit", &limit}, {"--json", &o->json}};
   for (int i = 1; i < argc; i++) {
     size_t k = 0;
     while (k < sizeof table / sizeof *table && strcmp(argv[i], table[k].name)) k++;
@@ -225,6 +227,7 @@ int main(int argc, char **argv) {
     abi_totals = &all;
     all.passed += check_abi(o.library, &failed, abi_report) - failed;
   }
+  const int checks = all.passed + all.failed;
   char **files = NULL;
   const size_t n = o.vectors && o.choice.level > 0 ? find_files(o.vectors, &files, 0) : 0;
   if (n) qsort(files, n, sizeof *files, by_name);
@@ -233,9 +236,10 @@ int main(int argc, char **argv) {
     free(files[i]);
   }
   free(files);
+  const int none = all.passed + all.failed == (o.choice.level > 0 ? checks : 0);
+  if (none) printf("no test ran: nothing below %s matches\n", o.vectors ? o.vectors : "(no vectors)");
   if (o.json) write_json(&o, &all);
-  if (all.passed + all.failed == 0) printf("no test ran: nothing below %s matches\n", o.vectors ? o.vectors : "(no vectors)");
   printf("%d passed, %d failed, %d skipped\n", all.passed, all.failed, all.skipped);
   cJSON_Delete(all.failures);
-  return all.failed || !all.passed;
+  return all.failed || none;
 }

@@ -27,8 +27,7 @@ static const char *text_of(const cJSON *object, const char *key, const char *mis
 /* The level of a test: its flag "L1".."L4"; 1 if there is none. */
 static int test_level(const cJSON *test) {
   const cJSON *flag;
-  cJSON_ArrayForEach(flag, cJSON_GetObjectItemCaseSensitive(test, "flags")) if (cJSON_IsString(flag) && flag->valuestring[0] == 'L')
-      return atoi(flag->valuestring + 1);
+  cJSON_ArrayForEach(flag, cJSON_GetObjectItemCaseSensitive(test, "flags")) if (cJSON_IsString(flag) && flag->valuestring[0] == 'L') return atoi(flag->valuestring + 1);
   return 1;
 }
 
