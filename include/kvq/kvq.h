@@ -155,7 +155,7 @@ typedef struct kvq_config {
   const kvq_recipe_data *recipe_data; /* NULL: none.  chanmix and pmkvq need theirs */
 } kvq_config;
 
-/* A strided tensor [token][head][channel]; channels are contiguous. */
+/* A strided tensor [token][head][channel]; channels are contiguous.  Strides are not negative, and rows do not overlap. */
 typedef struct kvq_tensor {
   uint32_t struct_size;
   uint32_t dtype;       /* KVQ_DTYPE_* */
@@ -172,7 +172,7 @@ typedef struct kvq_prefill {
   uint32_t layer;       /* layer index; KVQ_ALL_LAYERS with n_tokens = 0: only the flags, for all layers */
   uint32_t flags;       /* KVQ_PREFILL_* */
   uint32_t n_scores;    /* entries of `scores`: 0 or n_tokens of this chunk */
-  uint64_t n_tokens;    /* tokens of the chunk; 0: none */
+  uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
   const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
@@ -315,8 +315,10 @@ KVQ_API int32_t kvq_seq_fork(kvq_cache *cache, kvq_seq parent, uint64_t keep, kv
 /* Forget all tokens from position `length` on (section 7).  Nothing is ever unpacked: a packed page that is cut stays as it is
  * and later tokens follow in new pages.  OK means that the length is `length` exactly.
  * A committed sequence stays committed, with its policy, even at length 0.  In an uncommitted prompt every layer must have at
- * least `length` tokens and all are cut to it.
- * Statuses: INVALID (length > the sequence's), STALE, STATE (a step is open), BUSY, NOMEM.  Since 0.1. */
+ * least `length` tokens and all are cut to it.  Where every layer has a window, packed tokens that have left all of them are
+ * given back; 256 tokens more than the largest window are kept, so that rollback has room.
+ * Statuses: INVALID (length > the sequence's, or below what windows have kept), STALE, STATE (a step is open, or some layers
+ * of the prompt are FINAL and others not), BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_seq_truncate(kvq_cache *cache, kvq_seq seq, uint64_t length);
 
 /* End a sequence and give its pages back.  An open step on it must be ended or aborted first.
@@ -330,7 +332,8 @@ KVQ_API int32_t kvq_seq_length(kvq_cache *cache, kvq_seq seq, kvq_lengths *lengt
  *
  * Chunks of a layer arrive in order; layers may arrive in any order.  They are staged raw, so the bytes never depend on how a
  * prompt was cut.  FINAL with a layer packs that layer at once; the sequence is committed when the last layer is.  All layers
- * must then have the same number of tokens.  FINAL with KVQ_ALL_LAYERS does it for all layers that are not final yet.
+ * must then have the same number of tokens.  FINAL with KVQ_ALL_LAYERS does it for all layers that are not final yet.  Where
+ * tokens are chosen by score, which is known behind the last layer only, all layers are packed when the last one is final.
  * At the first commit the sequence's policy is frozen (PN-Mix mask, pair widths, centre), and the cache's (Block-GTQ).
  * Later commits are plain appends, except with SemKV: there every commit is a prompt of its own (section 6).
  *
@@ -348,8 +351,8 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  *
  * A step adds new_tokens[i] >= 0 tokens to each of n_seqs different sequences, committed or not, in all layers: per layer
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
- * N = the sum of new_tokens is the token count of every tensor of the step.  While it is open the sequences refuse other
- * changes (STATE).  Per-layer calls allocate nothing and take no lock.
+ * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
+ * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock.
  * A QUERY_ONLY step changes nothing and may run beside prefill_commit of the same sequences (prompt attention chunk by chunk);
  * each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*.  Out: *step.
@@ -423,13 +426,14 @@ KVQ_API int32_t kvq_policy_set(kvq_cache *cache, kvq_seq seq, const void *blob, 
 
 /* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them.
  * In: layer, head (KV head), tensor KVQ_TENSOR_*.  Out: out [count][dim], float32, host memory; bit-exact (section 5).
- * Statuses: INVALID, STALE, STATE, BUSY.  Since 0.1. */
+ * Statuses: INVALID (also positions that have left every layer's window), STALE, BUSY, NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_export_values(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t first,
                                   uint64_t count, float *out);
 
 /* Wire bytes (section 5) of one packed block, numbered from 0 in the order of packing.
  * Out: buf, (cap, needed) as usual; *tokens (may be NULL): valid tokens of the block.
- * Statuses: INVALID (no such block), STALE, STATE, BUSY, SIZE.  Since 0.1. */
+ * Statuses: INVALID (no such block, or one that has left every layer's window), STALE, BUSY, SIZE, NOMEM, FULL (scratch).
+ * Since 0.1. */
 KVQ_API int32_t kvq_export_wire(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t block,
                                 void *buf, size_t cap, size_t *needed, uint64_t *tokens);
 

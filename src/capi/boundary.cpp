@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/cpu_backend.h"
 #include "util/entry.h"
 
 namespace kvq::capi {
@@ -134,11 +135,11 @@ Status read_config(const kvq_config *in, ConfigParts *out) {
   if (read.allocator) KVQ_TRY(check_allocator(read.allocator, &out->allocator));
   const kvq_recipe_data *data;
   KVQ_TRY(read_data(read.recipe_data, &out->data, &data));
-  out->config = {out->shapes,    read.recipe ? read.recipe : "kvq-3",
-                 data,           read.n_threads,
+  out->config = {make_cpu_backend, out->shapes, read.recipe ? read.recipe : "kvq-3",
+                 data, read.n_threads,
                  read.max_sequences, read.max_bytes,
                  read.max_tokens, read.allocator ? &out->allocator : nullptr,
-                 read.log_user,  read.log};
+                 read.log_user, read.log};
   return KVQ_OK;
 }
 

@@ -6,8 +6,6 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "cpu/cpu_backend.h"
-
 namespace kvq {
 
 namespace {
@@ -23,9 +21,7 @@ uint32_t table_slots(const CacheConfig &config) { return config.max_sequences ? 
 // ---- creation
 
 Cache::Cache(const Memory &counted, const CacheConfig &config)
-    : memory(counted), shapes(config.shapes.begin(), config.shapes.end(), &memory), recipe(&memory),
-      sequences("seq", table_slots(config), &memory), steps("step", table_slots(config), &memory), max_tokens_(config.max_tokens),
-      log_user_(config.log_user), log_(config.log) {}
+    : memory(counted), shapes(config.shapes.begin(), config.shapes.end(), &memory), recipe(&memory), sequences("seq", table_slots(config), &memory), steps("step", table_slots(config), &memory), max_tokens_(config.max_tokens), log_user_(config.log_user), log_(config.log) {}
 
 Cache::~Cache() {
   steps.for_each([this](Step *step) { std::pmr::polymorphic_allocator<Step>(&memory).delete_object(step); });
@@ -57,7 +53,7 @@ Status Cache::check(const CacheConfig &config) {
 Status Cache::prepare(const CacheConfig &config) {
   KVQ_TRY(parse_recipe(config.recipe, shapes, &recipe));
   KVQ_TRY(apply_data(config.data, shapes, &recipe));
-  backend = make_cpu_backend(&memory, config.n_threads);
+  backend = config.make_backend(&memory, config.n_threads);
   store.emplace(&memory, *backend, shapes, recipe.page_tokens, chooses_tokens());
   policies.emplace(&memory, recipe, shapes, *backend);
   KVQ_TRY(policies->prepare());

@@ -16,8 +16,11 @@
 
 namespace kvq {
 
+using BackendFactory = std::shared_ptr<Backend> (*)(Memory *memory, uint32_t n_threads);
+
 // kvq_config, translated.
 struct CacheConfig {
+  BackendFactory make_backend;  // of the backend that was chosen
   std::span<const LayerShape> shapes;
   const char *recipe;
   const kvq_recipe_data *data;  // or nullptr

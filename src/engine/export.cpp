@@ -61,9 +61,7 @@ void clear_codes(Block *block, uint32_t from, uint32_t dim) {
 class ValueWriter {
  public:
   ValueWriter(Cache &cache, const Sequence &sequence, HeadChoice choice, uint32_t layer, uint64_t first, uint64_t count, float *out)
-      : cache_(cache), reader_(cache, sequence, choice, layer), choice_(choice), shape_(cache.shapes[layer]),
-        dim_(shape_.head(choice.tensor).dim), first_(first), end_(first + count), out_(out), halves_(&cache.memory),
-        floats_(&cache.memory) {}
+      : cache_(cache), reader_(cache, sequence, choice, layer), choice_(choice), shape_(cache.shapes[layer]), dim_(shape_.head(choice.tensor).dim), first_(first), end_(first + count), out_(out), halves_(&cache.memory), floats_(&cache.memory) {}
 
   void raw(const PageView &view) {
     const uint64_t from = std::max(first_, view.position), to = std::min(end_, view.position + view.count);

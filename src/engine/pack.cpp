@@ -12,8 +12,7 @@ Segment due_segment(const Recipe &recipe, uint64_t tail) {
 }
 
 PackPlan::PackPlan(std::pmr::memory_resource *memory, const Recipe &recipe, PageStore &store, Policies &policies)
-    : memory_(memory), recipe_(recipe), store_(store), policies_(policies), classes_(memory),
-      extension_{Extension(memory), Extension(memory)}, blocks_(memory), scores_(memory), layers_(memory) {}
+    : memory_(memory), recipe_(recipe), store_(store), policies_(policies), classes_(memory), extension_{Extension(memory), Extension(memory)}, blocks_(memory), scores_(memory), layers_(memory) {}
 
 Status PackPlan::make(Sequence *sequence, std::span<const Segment> segments, std::span<const uint32_t> layers,
                       std::span<const float> scores) {

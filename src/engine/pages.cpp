@@ -5,8 +5,7 @@ namespace kvq {
 
 PageStore::PageStore(std::pmr::memory_resource *resource, Backend &device, std::span<const LayerShape> layers,
                      uint32_t packed_tokens, bool with_positions)
-    : memory(resource), backend(device), shapes(layers), raw_bytes(layers.size(), resource), raw_tokens(device.raw_page_tokens()),
-      page_tokens(packed_tokens), positions(with_positions) {
+    : memory(resource), backend(device), shapes(layers), raw_bytes(layers.size(), resource), raw_tokens(device.raw_page_tokens()), page_tokens(packed_tokens), positions(with_positions) {
   for (size_t l = 0; l < layers.size(); l++) raw_bytes[l] = device.raw_page_bytes(layers[l]);
 }
 

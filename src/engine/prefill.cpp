@@ -17,8 +17,7 @@ namespace {
 class PrefillCall {
  public:
   PrefillCall(Cache &cache, Sequence &sequence, const PromptChunk &chunk)
-      : cache_(cache), sequence_(sequence), chunk_(chunk), growth_(&cache.memory), scores_(&cache.memory), complete_(&cache.memory),
-        plan_(&cache.memory, cache.recipe, *cache.store, *cache.policies) {}
+      : cache_(cache), sequence_(sequence), chunk_(chunk), growth_(&cache.memory), scores_(&cache.memory), complete_(&cache.memory), plan_(&cache.memory, cache.recipe, *cache.store, *cache.policies) {}
   ~PrefillCall() {
     if (staged_) unstage();
   }

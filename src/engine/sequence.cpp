@@ -12,10 +12,7 @@ Sequence::Sequence(std::pmr::memory_resource *memory, size_t n_layers)
 }
 
 Sequence::Sequence(const Sequence &parent, std::pmr::memory_resource *memory, const Policies &policies)
-    : layers(memory), storing(parent.storing, memory),
-      pages{Vector<PackedRef>(parent.pages[0], memory), Vector<PackedRef>(parent.pages[1], memory)}, blocks(parent.blocks, memory),
-      scores(parent.scores, memory), given(parent.given), prompt(parent.prompt), committed(parent.committed),
-      released(parent.released) {
+    : layers(memory), storing(parent.storing, memory), pages{Vector<PackedRef>(parent.pages[0], memory), Vector<PackedRef>(parent.pages[1], memory)}, blocks(parent.blocks, memory), scores(parent.scores, memory), given(parent.given), prompt(parent.prompt), committed(parent.committed), released(parent.released) {
   layers.reserve(parent.layers.size());
   for (const SequenceLayer &from : parent.layers) {
     SequenceLayer &layer = layers.emplace_back(memory);

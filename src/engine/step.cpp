@@ -1,8 +1,7 @@
 // Steps: beginning, appending and attending.  append and attend allocate nothing and take no lock.
-#include "engine/cache.h"
-
 #include <algorithm>
 
+#include "engine/cache.h"
 #include "util/entry.h"
 
 namespace kvq {
@@ -154,7 +153,8 @@ Status check_released(const StepEntry &entry, uint64_t length, uint32_t window) 
 
 Status Cache::attend(Step &step, const AttendInput &input) {
   const LayerShape &shape = shapes[input.layer];
-  const uint32_t window = input.window == UINT32_MAX ? 0 : input.window ? input.window : shape.window;
+  const uint32_t window = input.window == UINT32_MAX ? 0 : input.window ? input.window
+                                                                        : shape.window;
   if (!step.query_only && !step.appended[shape.source] && step.tokens > 0)
     return fail(KVQ_E_STATE, "layer=%u: the append of layer %u is missing", input.layer, shape.source);
   const LookedUp guard(step);

@@ -12,8 +12,7 @@ namespace {
 // What the end of a step changes in one sequence.
 struct Update {
   Update(Cache &cache, StepEntry &of)
-      : entry(of), scores(&cache.memory), statistics(&cache.memory),
-        plan(&cache.memory, cache.recipe, *cache.store, *cache.policies) {}
+      : entry(of), scores(&cache.memory), statistics(&cache.memory), plan(&cache.memory, cache.recipe, *cache.store, *cache.policies) {}
   StepEntry &entry;
   uint32_t keep = 0;
   Vector<float> scores;                                   // SemKV: with those of the kept tokens
