@@ -189,7 +189,8 @@ typedef struct kvq_attend_options {
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
 } kvq_attend_options;
 
-/* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0. */
+/* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0.  Tokens that drop-tokens has
+ * dropped count as packed. */
 typedef struct kvq_lengths {
   uint32_t struct_size;
   uint32_t committed;   /* 1 after the first commit */
@@ -276,6 +277,8 @@ KVQ_API const char *kvq_recipe_preset(uint32_t index);
  * preset name followed by fields that replace its own, e.g. "kvq-2;sinks=4".  CODEC is the text of section 5; masks and width
  * lists that the policy fills are left out, and group=D stands for the head dimension.  Ratios are p/q.  kvq_recipe_data is no
  * part of the text, and not needed here.
+ * "policy=drop-tokens(r=p/q)" is no compression but a control: scores and turns are SemKV's, the tokens chosen stay in fp16, and the
+ * others are gone.  They still count in lengths and positions; attention does not see them, and their exported values are NaN.
  *
  * In: text; layers [n_layers] (as in kvq_config, all of one struct_size).
  * Out: buf: the canonical text, that parses to the same recipe.
@@ -388,7 +391,7 @@ KVQ_API int32_t kvq_step_end(kvq_cache *cache, kvq_step step, const uint32_t *ke
 /* End a step and forget its tokens: all sequences are as before kvq_step_begin.  Statuses: STALE, BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_step_abort(kvq_cache *cache, kvq_step step);
 
-/* End of a turn (SemKV, section 6): pack the whole tail.  A no-op for other recipes.
+/* End of a turn (SemKV and drop-tokens, section 6): pack the whole tail.  A no-op for other recipes.
  * Statuses: STALE, STATE (before the commit, or a step is open), BUSY, FULL, NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_end_turn(kvq_cache *cache, kvq_seq seq);
 
@@ -424,7 +427,8 @@ KVQ_API int32_t kvq_policy_set(kvq_cache *cache, kvq_seq seq, const void *blob, 
 
 /* ------------------------------------------------------------------------------------------------ export, statistics */
 
-/* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them.
+/* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them.  What
+ * drop-tokens has dropped is NaN.
  * In: layer, head (KV head), tensor KVQ_TENSOR_*.  Out: out [count][dim], float32, host memory; bit-exact (section 5).
  * Statuses: INVALID (also positions that have left every layer's window), STALE, BUSY, NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_export_values(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t first,
