@@ -124,12 +124,12 @@ typedef struct kvq_layer {
 } kvq_layer;
 
 /* What a recipe takes and a text cannot hold: choices for every layer and head (section 6, "options").  Arrays are flat, all layers
- * in turn, those that read another layer's cache included.  What the recipe has no use for must be NULL with count 0. */
+ * in turn, those that read another layer's cache included.  What the recipe has no use for must be NULL with count 0.  With bits or
+ * scores the policy is frozen from the beginning and needs no statistics. */
 typedef struct kvq_recipe_data {
   uint32_t struct_size;
   uint32_t reserved;
-  const uint8_t *bits;     /* widths of K, [layer][kv_head][dim_k] (dim_k/2 where the codec goes by pair): chanmix; blockgtq and
-                              pair-widths then decide nothing themselves */
+  const uint8_t *bits;     /* widths of K, [layer][kv_head][dim_k] (dim_k/2 where the codec goes by pair): chanmix, blockgtq, pair-widths */
   const double *scores;    /* of K's pairs, [layer][kv_head][dim_k/2], finite, >= 0: blockgtq and pair-widths, instead of statistics */
   const uint64_t *budgets; /* pmkvq: bytes of the packed tokens of one sequence, [layer] */
   uint64_t n_bits, n_scores, n_budgets; /* entries of the arrays: checked */

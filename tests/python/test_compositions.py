@@ -4,13 +4,13 @@ and its attention against float64 over what it exports."""
 import math
 import os
 
-import kvqref.cache
 import numpy as np
 import pytest
-from kvqref.geometry import Geometry
-from kvqref.recipe import parse_recipe
 
 import kvq
+import kvqref.cache
+from kvqref.geometry import Geometry
+from kvqref.recipe import parse_recipe
 
 SEED = int(os.environ.get("KVQ_TEST_SEED", "1"), 0)
 KV, Q = 2, 4

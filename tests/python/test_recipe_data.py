@@ -2,14 +2,14 @@
 
 import os
 
-import kvqref.account
-import kvqref.cache
 import numpy as np
 import pytest
-from kvqref.geometry import Geometry
-from kvqref.recipe import parse_recipe
 
 import kvq
+import kvqref.account
+import kvqref.cache
+from kvqref.geometry import Geometry
+from kvqref.recipe import parse_recipe
 
 SEED = int(os.environ.get("KVQ_TEST_SEED", "1"), 0)
 LAYERS, KV, Q = 3, 2, 2

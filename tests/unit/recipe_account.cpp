@@ -199,7 +199,7 @@ TEST_CASE("chanmix at 32 layers and 8 heads") {
   // floor(256 / 10) = 25 heads of 4 bits; in the others 32 channels of 3 bits, 32 of 1, 64 of 2; e4m3 scales and zeros.
   std::vector<uint8_t> bits;
   for (int head = 0; head < 256; head++)
-    for (int c = 0; c < 128; c++) bits.push_back(uint8_t(head % 10 == 7 && head < 250 ? 4 : c % 4 == 0 ? 3 : c % 4 == 1 ? 1 : 2));
+    for (int c = 0; c < 128; c++) bits.push_back(head % 10 == 7 && head < 250 ? 4 : "\3\1\2\2"[c % 4]);
   const kvq_account a = accounted("chanmix", std::vector<LayerShape>(32, layer(128, 128, 8)), 32768, data_of(bits));
   CHECK(a.effective_bits_k == (25 * 4 + 231 * 2) / 256.0 + 16.0 / 128);
   CHECK(rounded(a.effective_bits_k, 4) == 2.3203);
