@@ -1,4 +1,4 @@
-"""Every mutation of the reference is caught by the test that it names (which the reference passes: test_vectors.py)."""
+"""Every mutation of the reference is caught by the test that it names (and the reference passes all: ctest conform_reference)."""
 
 import json
 from functools import lru_cache

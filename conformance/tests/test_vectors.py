@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from conformance_paths import CONFORMANCE
+from kvqvectors import writer
 from kvqvectors.__main__ import all_suites
 from kvqvectors.writer import built, differences
 
@@ -24,14 +25,15 @@ def test_the_manifest_names_every_file_with_its_checksum():
         assert (hashlib.sha256(data).hexdigest(), len(data)) == (entry["sha256"], entry["bytes"])
 
 
+def test_a_published_set_is_never_written_again(monkeypatch):
+    monkeypatch.setattr(writer, "is_published", lambda: True)
+    with pytest.raises(SystemExit, match="never changes"):
+        writer.write({})
+    assert VECTORS.joinpath("manifest.json").exists()
+
+
 def test_the_set_is_large_enough_and_small_enough():
     assert MANIFEST["tests"] >= 1500 and MANIFEST["bytes"] <= 12_000_000
-
-
-def test_the_reference_passes_every_vector(conform):
-    done = conform("kvqref.exec", "--vectors", str(VECTORS))
-    assert done.returncode == 0, done.stdout
-    assert done.stdout == f"{MANIFEST['tests']} passed, 0 failed, 0 skipped\n"
 
 
 @pytest.mark.parametrize("level,passed", [("L1", True), ("L9", False)])

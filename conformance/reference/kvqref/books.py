@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 
 import numpy as np
@@ -17,7 +17,7 @@ class Book:
     scale: np.float32  # a
 
 
-@lru_cache(maxsize=None)
+@cache
 def books() -> dict[int, Book]:
     """Number of levels -> book."""
     text = (files(__package__) / "data" / "codebooks.json").read_text()

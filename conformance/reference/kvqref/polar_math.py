@@ -1,7 +1,7 @@
 """The pinned polar functions of FORMATS section 2.4; every operation is one fp32 rounding."""
 
 import json
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from .fp import F32, f32_from_hex, hp, plus_zero
 
 
-@lru_cache(maxsize=None)
+@cache
 def _constants() -> dict:
     """data/polar.json: coefficient lists (lowest power first) and numbers, as float32."""
     data = json.loads((files(__package__) / "data" / "polar.json").read_text())

@@ -1,6 +1,6 @@
 """splitmix64 and the signed Walsh-Hadamard rotation of a row (FORMATS section 3)."""
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def splitmix64(x) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-@lru_cache(maxsize=None)
+@cache
 def signs(w: int, pass_: int, group: int, tensor: int, seed: int) -> np.ndarray:
     """+1 or -1 per channel; group is the row's index k, tensor 0 for keys and 1 for values."""
     words = splitmix64([(seed ^ (tensor << 48 | pass_ << 40 | group << 16 | j)) & _MASK for j in range((w + 63) // 64)])

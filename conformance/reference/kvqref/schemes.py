@@ -3,7 +3,6 @@
 A scheme checks recipe and geometry (create), freezes a sequence at its first commit, and packs.
 """
 
-import numpy as np
 
 from .codecs import codec
 from .errors import require
@@ -164,8 +163,7 @@ class ShrinkScheme(Scheme):
         """Width of every layer with so many packed tokens."""
         g = self.geometry
         return tuple(
-            shrink_width(tokens, budget, g.kv_heads, g.dim_k, g.dim_v, width)
-            for budget, width in zip(self.budgets, current)
+            shrink_width(tokens, budget, g.kv_heads, g.dim_k, g.dim_v, width) for budget, width in zip(self.budgets, current)
         )
 
     def freeze(self, seq, shared):

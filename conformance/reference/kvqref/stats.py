@@ -41,9 +41,7 @@ class PairSums:
         """With the entered rows x [tokens, dim] added."""
         u, v = x[:, pairs[:, 0]], x[:, pairs[:, 1]]
         r2 = u * u + v * v
-        return PairSums(
-            self.first + exact_sum(fixed(np.sqrt(r2))), self.second + exact_sum(fixed(r2)), self.count + len(x)
-        )
+        return PairSums(self.first + exact_sum(fixed(np.sqrt(r2))), self.second + exact_sum(fixed(r2)), self.count + len(x))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ from .text import mask_to_hex
 
 
 def head_of(step: dict, dim: int) -> Head:
-    return Head(
-        dim, step.get("tensor", "k"), step.get("layout", "half"), step.get("rotary_dim"), step.get("rotary_first", 0)
-    )
+    return Head(dim, step.get("tensor", "k"), step.get("layout", "half"), step.get("rotary_dim"), step.get("rotary_first", 0))
 
 
 def needed(step: dict, key: str):

@@ -45,7 +45,9 @@ def test_generated_arrays():
 
 
 def test_encode_and_decode():
-    (encoded,) = run({"op": "encode", "codec": "affine-channel(levels=16,group=2)", "dim": 1, "tensor": "k", "x": f32([[0], [15]])})
+    (encoded,) = run(
+        {"op": "encode", "codec": "affine-channel(levels=16,group=2)", "dim": 1, "tensor": "k", "x": f32([[0], [15]])}
+    )
     assert encoded == {"status": "OK", "result": {"wire": "f0003c0000"}}
     step = {"op": "decode", "codec": "affine-channel(levels=16,group=2)", "dim": 1, "tensor": "k", "tokens": 2}
     good, bad, nonsense = run(step | {"wire": "f0003c0000"}, step | {"wire": "f0003c00"}, step | {"codec": "x", "wire": ""})
@@ -79,7 +81,15 @@ def test_policy_steps():
         {"op": "policy", "name": "chanmix", "range": [1, 2, 3, 4]},
         {"op": "policy", "name": "channel-split", "r": "1/4", "k": f32(k)},
         {"op": "policy", "name": "center", "k": f32(k)},
-        {"op": "policy", "name": "pmkvq-shrink", "tokens": 1, "budgets": [32, 31, "24", 0], "kv_heads": 1, "dim_k": 8, "dim_v": 8},
+        {
+            "op": "policy",
+            "name": "pmkvq-shrink",
+            "tokens": 1,
+            "budgets": [32, 31, "24", 0],
+            "kv_heads": 1,
+            "dim_k": 8,
+            "dim_v": 8,
+        },
         {"op": "policy", "name": "pnmix", "r": "1/4", "k": f32(k)},
     )
     results = [a["result"] for a in answers]

@@ -166,9 +166,7 @@ def test_text_and_dictionary_say_the_same():
 
 
 def test_semkv_text():
-    text = (
-        "policy=semkv(r=1/4,low=affine-token(levels=5,group=D,rotate=1),high=affine-token(levels=6,group=D,rotate=1));block=64"
-    )
+    text = "policy=semkv(r=1/4,low=affine-token(levels=5,group=D,rotate=1),high=affine-token(levels=6,group=D,rotate=1));block=64"
     assert account(parse_recipe(text, ONE), ONE, 32768) == effective("semkv")
 
 

@@ -66,7 +66,12 @@ def test_scalars_by_their_definition(levels, rng):
         sigma = n / math.sqrt(96)
         m = book.levels[(x[..., None] > book.thresholds.astype(float) * sigma[:, None, None]).sum(axis=-1)].astype(float)
         total, product = (m**2).sum(1), (x * m).sum(1)
-        exact = {"plain": sigma, "matched": n / (a * np.sqrt(total)), "ls": product / (a * total), "unbiased": n * n / (a * product)}
+        exact = {
+            "plain": sigma,
+            "matched": n / (a * np.sqrt(total)),
+            "ls": product / (a * total),
+            "unbiased": n * n / (a * product),
+        }
         assert np.allclose(h, exact[scale], rtol=6e-4)
         assert np.allclose(c.decode(wire, 20), h[:, None] * a * m, rtol=1e-6)
 

@@ -421,7 +421,9 @@ def naive(q, k, v, scale, window, cap, sink):
     return np.array(out), np.array(lse)
 
 
-@pytest.mark.parametrize("window, cap, sink", [(None, None, None), (3, None, None), (None, 2.0, None), (4, 1.5, 0.7), (1, None, -1.0)])
+@pytest.mark.parametrize(
+    "window, cap, sink", [(None, None, None), (3, None, None), (None, 2.0, None), (4, 1.5, 0.7), (1, None, -1.0)]
+)
 def test_attention_against_plain_sums(window, cap, sink, rng):
     q, k, v = rng.standard_normal((4, 6)), rng.standard_normal((9, 6)), rng.standard_normal((9, 5))
     got, expected = attend(q, k, v, 0.5, window, cap, sink), naive(q, k, v, 0.5, window, cap, sink)

@@ -95,8 +95,17 @@ def test_width_scores_against_float64(rng):
     ek, eq = (k64[:, u] ** 2 + k64[:, v] ** 2).mean(0), (q64[:, u] ** 2 + q64[:, v] ** 2).mean(0)
     var = k64.var(0)[u] + k64.var(0)[v]
     spread = (np.ptp(k64, axis=0)[u] ** 2 + np.ptp(k64, axis=0)[v] ** 2) / 2
-    expected = {"qk-avg": (ek + eq) / 2, "qk-max": np.maximum(ek, eq), "qk-product": np.sqrt(ek * eq), "k-only": ek,
-                "q-only": eq, "k-var": var, "q-var": eq * var, "q-geo": np.sqrt(eq) * var, "q-range": eq * spread}
+    expected = {
+        "qk-avg": (ek + eq) / 2,
+        "qk-max": np.maximum(ek, eq),
+        "qk-product": np.sqrt(ek * eq),
+        "k-only": ek,
+        "q-only": eq,
+        "k-var": var,
+        "q-var": eq * var,
+        "q-geo": np.sqrt(eq) * var,
+        "q-range": eq * spread,
+    }
     for name, value in expected.items():
         assert np.allclose(width_scores(stats, name), value, rtol=2e-5), name
 

@@ -165,6 +165,15 @@ def _pmkvq(suite: Suite, needs: tuple[str, ...]) -> None:
         s.look("a")
         s.block("b", 3, [dict(layer=0, head=0, tensor="k"), dict(layer=1, head=0, tensor="k")])
         s.block("a", 0, [dict(layer=0, head=0, tensor="k"), dict(layer=1, head=0, tensor="k")])
+    budgets = [64 * token[8], 128 * token[4]]
+    s = Story(
+        g, "preset", f"The preset with budgets {budgets}", {"preset": "pmkvq", "options": {"budgets": budgets}}, SMALL, 1230
+    )
+    s.commit("a", 70)
+    s.look("a")
+    s.append("a", 60)
+    s.block("a", 0, [dict(layer=0, head=0, tensor="k"), dict(layer=1, head=1, tensor="v")])
+    s.look("a")
 
 
 def _given_scores(suite: Suite, needs: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..errors import require
-from ..fp import F32, plus_zero, hp
+from ..fp import F32, hp, plus_zero
 from ..head import Head
 from ..text import Arguments
 from .affine_token import AffineToken
