@@ -13,18 +13,19 @@
 namespace kvq {
 
 // A fixed array of slots.  A slot's word is its id, with the top bit set while a thread uses the object, so that one
-// compare-and-swap checks the id and takes the object: no lock, no wait.  Ids are 20 bits of slot below 43 bits of generation;
+// compare-and-swap checks the id and takes the object: no lock, no wait.  Ids are 20 bits of slot below 42 bits of generation;
 // generations begin at a number of the table's own, so ids of another cache do not fit by accident.
 template <class T>
 class Table {
-  static constexpr uint64_t kBusy = uint64_t(1) << 63;
+  static constexpr uint64_t kBusy = uint64_t(1) << 63, kFree = uint64_t(1) << 62;
   static constexpr uint32_t kSlotBits = 20, kNone = UINT32_MAX;
 
   struct Slot {
-    std::atomic<uint64_t> word{0};  // 0: free
-    T *object = nullptr;
-    uint64_t next_id = 0;
-    uint32_t next_free = kNone;
+    std::atomic<uint64_t> word{kFree};  // free: kFree and the id that comes next
+    union {
+      T *object = nullptr;
+      uint32_t next_free;
+    };
   };
 
  public:
@@ -56,9 +57,9 @@ class Table {
   // `name` is what messages call the object: "seq", "step".
   Table(const char *name, uint32_t slots, std::pmr::memory_resource *memory) : name_(name), slots_(slots, memory) {
     const uint64_t clock = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
-    const uint64_t first = splitmix64(splitmix64(reinterpret_cast<uintptr_t>(this)) ^ clock) >> (kSlotBits + 2);  // half of the range
+    const uint64_t first = splitmix64(splitmix64(reinterpret_cast<uintptr_t>(this)) ^ clock) >> (kSlotBits + 3);  // half of them
     for (uint32_t i = 0; i < slots; i++) {
-      slots_[i].next_id = (first + 1) << kSlotBits | i;
+      slots_[i].word.store(kFree | (first + 1) << kSlotBits | i, std::memory_order_relaxed);
       slots_[i].next_free = i + 1 < slots ? i + 1 : kNone;
     }
     free_ = slots ? 0 : kNone;
@@ -68,7 +69,7 @@ class Table {
   Status use(uint64_t id, Use *use) {
     const uint64_t index = id & (kMaxSlots - 1);
     uint64_t word = id;
-    if (id != 0 && id < kBusy && index < slots_.size()) {
+    if (id != 0 && id < kFree && index < slots_.size()) {
       Slot &slot = slots_[index];
       if (slot.word.compare_exchange_strong(word, id | kBusy, std::memory_order_acquire)) {
         use->release();
@@ -88,8 +89,7 @@ class Table {
     Slot &slot = slots_[free_];
     free_ = slot.next_free;
     slot.object = object;
-    *id = slot.next_id;
-    slot.next_id += uint64_t(1) << kSlotBits;
+    *id = slot.word.load(std::memory_order_relaxed) & ~kFree;
     count_.fetch_add(1, std::memory_order_relaxed);
     slot.word.store(*id, std::memory_order_release);
     return KVQ_OK;
@@ -100,9 +100,8 @@ class Table {
     const std::lock_guard lock(mutex_);
     Slot &slot = *use.slot_;
     T *object = slot.object;
-    slot.object = nullptr;
-    slot.word.store(0, std::memory_order_release);
     slot.next_free = free_;
+    slot.word.store(kFree | (use.id_ + (uint64_t(1) << kSlotBits)), std::memory_order_release);
     free_ = uint32_t(&slot - slots_.data());
     count_.fetch_sub(1, std::memory_order_relaxed);
     use.slot_ = nullptr;
@@ -116,7 +115,7 @@ class Table {
   template <class F>
   void for_each(F &&f) {
     for (Slot &slot : slots_)
-      if (slot.object) f(slot.object);
+      if (!(slot.word.load(std::memory_order_relaxed) & kFree)) f(slot.object);
   }
 
  private:
