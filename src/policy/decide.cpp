@@ -2,7 +2,6 @@
 #include "policy/decide.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <string>
 
@@ -202,35 +201,39 @@ Status decide_chanmix(const Step &step, const DecisionInput &input, Bytes *out) 
   return KVQ_OK;
 }
 
-// PM-KVQ (section 2.5): the widest of 16, 8, 4, 2 at which the packed tokens of a layer fit its budget, else 2.
-Status decide_shrink(const Step &step, const DecisionInput &input, Bytes *out) {
-  constexpr std::string_view names[] = {"budget", "kv_heads", "dim_k", "dim_v"};
+// PM-KVQ: the keys kv_heads, dim_k and dim_v of a layer and one in bytes, and what n_tokens of it take by width.
+Status read_chain(const Step &step, const DecisionInput &input, std::string_view limit, uint64_t *given, std::span<uint64_t> bytes) {
+  const std::string_view names[] = {limit, "kv_heads", "dim_k", "dim_v"};
   constexpr uint64_t highest[] = {UINT64_MAX, 4096, 1024, 1024};
   std::string_view values[4];
   uint64_t n[4];
   KVQ_TRY(take_arguments(step.call, names, values));
   for (int i = 0; i < 4; i++) {
-    if (values[i].empty()) return fail(KVQ_E_INVALID, "pmkvq-shrink needs the key %s", names[i].data());
+    if (values[i].empty()) return fail(KVQ_E_INVALID, "%s needs the key %s", std::string(step.call.name).c_str(), names[i].data());
     KVQ_TRY(parse_number(values[i], names[i], i != 0, highest[i], &n[i]));
   }
   if (input.n_tokens > UINT32_MAX) return fail(KVQ_E_INVALID, "n_tokens=%llu is above %u", (unsigned long long)input.n_tokens, UINT32_MAX);
-  Codec codec;
-  codec.kind = Kind::progressive;
-  for (const uint32_t levels : kChainLevels) {
-    uint64_t bytes = 0;
-    codec.levels = levels;
-    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
-      const uint32_t dim = uint32_t(n[2 + tensor]);
-      const HeadShape shape{dim, tensor, KVQ_ROPE_HALF, dim, 0};
-      HeadFormat format(out->get_allocator().resource());
-      KVQ_TRY(check_shape(shape));
-      KVQ_TRY(resolve_codec(&codec, shape));
-      KVQ_TRY(make_format(codec, shape, {}, {}, &format));
-      bytes += n[1] * wire_size(format, uint32_t(input.n_tokens));
-    }
-    out->assign(1, codec.levels ? uint8_t(std::bit_width(codec.levels) - 1) : uint8_t(16));
-    if (bytes <= n[0]) break;
-  }
+  *given = n[0];
+  return chain_bytes(input.n_tokens, uint32_t(n[1]), uint32_t(n[2]), uint32_t(n[3]), bytes);
+}
+
+// Section 2.5: the widest of 16, 8, 4, 2 at which the packed tokens of a layer fit its budget, else 2.
+Status decide_shrink(const Step &step, const DecisionInput &input, Bytes *out) {
+  uint64_t budget, bytes[std::size(kChainLevels)];
+  KVQ_TRY(read_chain(step, input, "budget", &budget, bytes));
+  out->assign(1, uint8_t(chain_width(widest_within(budget, bytes))));
+  return KVQ_OK;
+}
+
+// A helper: budgets of layers by their sensitivities, 8 bytes each.
+Status decide_budgets(const Step &step, const DecisionInput &input, Bytes *out) {
+  uint64_t total, bytes[std::size(kChainLevels)];
+  KVQ_TRY(read_chain(step, input, "total", &total, bytes));
+  std::vector<uint64_t> budgets(input.pair_scores.size());
+  KVQ_TRY(allocate_budgets(input.pair_scores, total, bytes, budgets));
+  out->clear();
+  for (const uint64_t budget : budgets)
+    for (int byte = 0; byte < 8; byte++) out->push_back(uint8_t(budget >> (8 * byte)));
   return KVQ_OK;
 }
 
@@ -249,6 +252,7 @@ constexpr StepRow kSteps[] = {
     {"center", decide_center},
     {"chanmix", decide_chanmix},
     {"pmkvq-shrink", decide_shrink},
+    {"pmkvq-budgets", decide_budgets},
 };
 
 }  // namespace

@@ -32,6 +32,8 @@ struct DecisionInput {
 //   chanmix(r_h)                                  mask of the heads that keep 4 bits; pair_scores: retrieval scores [layer][head]
 //   chanmix(share)                                widths of a head's channels; pair_scores: range of each channel
 //   pmkvq-shrink(budget,kv_heads,dim_k,dim_v)     the width of n_tokens packed tokens under a layer's budget in bytes
+//   pmkvq-budgets(total,kv_heads,dim_k,dim_v)     budgets of layers with n_tokens packed tokens each, 8 bytes apiece, little-endian;
+//                                                 pair_scores: the sensitivity of each layer
 Status decide_policy(std::string_view text, const DecisionInput &input, std::pmr::vector<uint8_t> *out);
 
 // Add k and q to `statistics`, which is given its sizes if it has none.  The sums of values stay as they are.

@@ -63,6 +63,14 @@ Status allocate_widths(std::span<const double> scores, Ratio avg, uint32_t bmin,
 // The floor(r * n) largest (prompt) or round-half-even(r * n) (block) get 1; ties to the lower index.  NaN is INVALID.
 enum class Rounding : uint8_t { floor, half_even };
 Status select_tokens(Ratio r, Rounding rounding, std::span<const float> scores, std::span<uint8_t> flags);
+// PM-KVQ: wire bytes of `tokens` packed tokens of a layer at 16, 8, 4 and 2 bits, and those widths.
+Status chain_bytes(uint64_t tokens, uint32_t kv_heads, uint32_t dim_k, uint32_t dim_v, std::span<uint64_t> bytes);
+uint32_t chain_width(size_t i);
+// The first of them that fits the budget, or the last.
+size_t widest_within(uint64_t budget, std::span<const uint64_t> bytes);
+// Budgets of layers whose bytes by width are `bytes`, `total` in all: from 2 bits everywhere, the layer with the largest
+// score * 4^-bits that still fits goes to its next width; ties to the narrower one, then the lower layer.
+Status allocate_budgets(std::span<const double> scores, uint64_t total, std::span<const uint64_t> bytes, std::span<uint64_t> budgets);
 // Mean per channel of fp16 rows as section 2.2 says: hp(float(double(sum * 2^24) / 2^24 / count)).
 class CenterSum {
  public:

@@ -1,5 +1,6 @@
 // Exact bytes of a recipe (FORMATS section 8): wire bytes of sinks and packed tokens, metadata apart.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "policy/table.h"
@@ -71,13 +72,9 @@ uint64_t class_tokens(const Recipe &recipe, uint32_t cls, uint64_t packed) {
 
 // PM-KVQ: the codecs of a layer at the widest width whose bytes fit the budget.
 Status narrow_codecs(const Recipe &recipe, uint32_t layer, const LayerShape &shape, uint64_t packed, LayerCodecs *codecs) {
-  for (const uint32_t levels : kChainLevels) {
-    uint64_t bytes[2] = {0, 0};
-    codecs->k[0].levels = codecs->v[0].levels = levels;
-    KVQ_TRY(packed_bytes(codecs->k[0], shape.head(KVQ_TENSOR_K), {}, packed, &bytes[0]));
-    KVQ_TRY(packed_bytes(codecs->v[0], shape.head(KVQ_TENSOR_V), {}, packed, &bytes[1]));
-    if ((bytes[0] + bytes[1]) * shape.kv_heads <= recipe.budgets[layer]) break;
-  }
+  uint64_t bytes[std::size(kChainLevels)];
+  KVQ_TRY(chain_bytes(packed, shape.kv_heads, shape.dim_k, shape.dim_v, bytes));
+  codecs->k[0].levels = codecs->v[0].levels = kChainLevels[widest_within(recipe.budgets[layer], bytes)];
   return KVQ_OK;
 }
 

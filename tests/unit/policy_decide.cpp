@@ -155,6 +155,32 @@ TEST_CASE("pm-kvq takes the widest of 16, 8, 4 and 2 bits that fits") {
   CHECK(width(0) == 2);
 }
 
+TEST_CASE("pm-kvq's budgets go to the layers that lose most") {
+  // 64 tokens of one head, D = 8 for K and V: 2048, 1536, 1024 and 768 bytes at 16, 8, 4 and 2 bits.
+  DecisionInput input;
+  input.n_tokens = 64;
+  const auto budgets = [&](int total, std::vector<double> scores) {
+    input.pair_scores = scores;
+    const Bytes bytes = decided("pmkvq-budgets(total=" + std::to_string(total) + ",kv_heads=1,dim_k=8,dim_v=8)", input);
+    std::vector<uint64_t> result(bytes.size() / 8, 0);
+    for (size_t i = 0; i < bytes.size(); i++) result[i / 8] |= uint64_t(bytes[i]) << (8 * (i % 8));
+    return result;
+  };
+  using Budgets = std::vector<uint64_t>;
+  CHECK(budgets(1536, {1, 2}) == Budgets{768, 768});
+  CHECK(budgets(1536 + 256, {1, 2}) == Budgets{768, 1024});
+  CHECK(budgets(1536 + 256, {2, 2}) == Budgets{1024, 768});  // a tie: the lower layer
+  CHECK(budgets(1536 + 512, {2, 2}) == Budgets{1024, 1024});  // 2 * 4^-4 < 2 * 4^-2
+  CHECK(budgets(1536 + 768 + 255, {1, 100}) == Budgets{768, 1536});   // 100 * 4^-4 > 1 * 4^-2
+  CHECK(budgets(1536 + 768 + 256, {1, 100}) == Budgets{1024, 1536});  // 100 * 4^-8 is less
+  CHECK(budgets(1 << 20, {0, 0, 0}) == Budgets{2048, 2048, 2048});
+  CHECK_THAT(refused("pmkvq-budgets(total=2303,kv_heads=1,dim_k=8,dim_v=8)", input), ContainsSubstring("768"));
+  const std::vector<double> bad = {1, -1};
+  input.pair_scores = bad;
+  CHECK_THAT(refused("pmkvq-budgets(total=5000,kv_heads=1,dim_k=8,dim_v=8)", input), ContainsSubstring("layer 1"));
+  CHECK_THAT(refused("pmkvq-budgets(kv_heads=1,dim_k=8,dim_v=8)", input), ContainsSubstring("total"));
+}
+
 TEST_CASE("entered rows decide, whatever type and stride they come in") {
   kvq_test::Random random(8);
   const uint32_t dim = 12, tokens = 130;
