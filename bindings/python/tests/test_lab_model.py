@@ -131,3 +131,16 @@ def test_a_fork_generates_what_its_parent_would(model, reader, story):
     question = story[PROMPT : PROMPT + 3]
     assert streams.generate(model, [child], question, 5, end) == streams.generate(model, [parent], question, 5, end)
     assert len(streams.generate(model, [parent, child], question, 2, end)) == 2
+
+
+def test_the_demo_has_a_row_with_an_answer_for_every_recipe(reader, tmp_path, capsys):
+    for package in ("rich", "matplotlib", "textalloc"):
+        pytest.importorskip(package)
+    from kvq.demo import online
+
+    online.run(["fp16", "kvq-2"], "story", 4, 1, tmp_path / "picture.png")
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if line.startswith(("  fp16 ", "  kvq-2 "))}
+    assert rows["fp16"][:2] == ["fp16", "16.00"] and rows["kvq-2"][1] == "2.00"
+    assert "Harrow" in " ".join(rows["fp16"][5:])  # the island of the story
+    assert (tmp_path / "picture.png").exists()

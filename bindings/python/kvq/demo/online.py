@@ -93,7 +93,7 @@ class Row:
             f"{self.cost.bytes / 2**20:.2f}",
             f"{self.cost.fp16_bytes / self.cost.bytes:.1f}x",
             f"{q['ppl']:.2f}",
-            "" if exact else f"{q['kl']:.4f} ±{q['kl_error']:.4f}",
+            "" if exact else f"{q['kl']:.4f}" + (f" ±{q['kl_error']:.4f}" if np.isfinite(q["kl_error"]) else ""),
             "" if exact else f"{100 * q['top1']:.1f} %",
             f"{self.milliseconds:.1f}",
         )

@@ -13,21 +13,25 @@ LONG = 32768  # tokens behind which sinks and raw tail no longer show in the bit
 class Cost:
     """What one sequence takes, and what its recipe takes in the long run."""
 
-    bits: float  # per element of packed tokens and sinks at LONG tokens, with all parameters
+    bits: float  # per element of packed tokens and sinks at `long` tokens, with all parameters
     bits_k: float
     bits_v: float
     bytes: int  # of this sequence: packed tokens, sinks, tables and raw tail
     fp16_bytes: int  # of the same tokens
 
 
-def cost(cache, tokens):
-    """Cost of a sequence of `tokens` tokens in `cache`, as if it had been committed at once."""
-    bits = policy_tables(cache.policy()) if "policy=blockgtq" in cache.recipe else None
-    here, long = (kvq.account(cache.recipe, cache, n, bits) for n in (tokens, LONG))
+def cost(cache, tokens, long=LONG, **data):
+    """Cost of a sequence of `tokens` tokens in `cache`, as if it had been committed at once.
+
+    data: what the cache was made with beside its recipe (bits, scores or budgets).
+    """
+    if "policy=blockgtq" in cache.recipe:
+        data = dict(bits=policy_tables(cache.policy()))
+    here, there = (kvq.account(cache.recipe, cache, n, **data) for n in (tokens, long))
     return Cost(
-        bits=long.effective_bits,
-        bits_k=long.effective_bits_k,
-        bits_v=long.effective_bits_v,
+        bits=there.effective_bits,
+        bits_k=there.effective_bits_k,
+        bits_v=there.effective_bits_v,
         bytes=here.wire_bytes + here.metadata_bytes + here.tail_bytes,
         fp16_bytes=here.fp16_bytes,
     )

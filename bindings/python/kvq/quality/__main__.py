@@ -4,14 +4,16 @@ The protocol is in docs/quality.md.  Results are kept in build/quality/; a run t
 """
 
 import argparse
+import functools
 import sys
 import time
 
+import kvq
 from kvq.lab import places, show, streams, text
 from kvq.lab.model import Model, read_gguf
 from kvq.lab.tokens import Tokens
 
-from . import checks, measure, report, rows
+from . import checks, measure, profiles, report, rows
 from .store import Store
 
 
@@ -45,37 +47,47 @@ def fill(store, missing, threads):
     reader = read_gguf()
     model = Model(reader)
     windows = text.handbook_windows(Tokens(reader))
-    policies = Policies(model, windows)
+    calibration = Calibration(model, windows)
     with show.progress("Measuring", len(missing)) as advance:
         for number in sorted({w for w, _ in missing}):
             window = measure.Window.read(model, windows[number])
             for row in (row for w, row in missing if w == number):
-                with measure.open_cache(model, row.recipe, threads) as cache:
+                data = calibration.profile(row.profile) if row.profile else {}
+                with kvq.Cache(row.recipe, n_threads=threads, **model.shape.geometry(), **data) as cache:
                     if row.calibrated:
-                        policies.freeze(cache)
-                    scores, cost = measure.measure(model, window, cache)
+                        calibration.freeze(cache)
+                    scores, cost = measure.measure(model, window, cache, row.length, **data)
                 store.save(row, number, scores, cost)
                 advance(f"{row.name}, window {number}: {cost.bits:.2f} bits, KL {scores.kl.mean():.4f}")
     show.console.print(f"{len(missing)} measurements in {(time.perf_counter() - start) / 60:.1f} minutes")
 
 
-class Policies:
-    """Policies that belong to a cache: made once per recipe, from one exact pass over the calibration windows."""
+class Calibration:
+    """What comes from the calibration windows, each made once: an exact pass, and from it profiles and frozen policies."""
 
     def __init__(self, model, windows):
         self._model, self._windows = model, windows
-        self._texts, self._frozen = [], {}
+        self._profiles, self._policies = {}, {}
+
+    @functools.cached_property
+    def texts(self):
+        """The windows after an exact pass."""
+        chosen = self._windows[list(text.CALIBRATION), : text.WINDOW]
+        return [streams.read_prompt(self._model, ids) for ids in chosen]
+
+    def profile(self, name):
+        """Arguments for the cache of a recipe that needs them."""
+        if name not in self._profiles:
+            self._profiles[name] = getattr(profiles, name)(self.texts)
+        return self._profiles[name]
 
     def freeze(self, cache):
         """Give `cache` its policy."""
-        if cache.recipe in self._frozen:
-            cache.set_policy(self._frozen[cache.recipe])
+        if cache.recipe in self._policies:
+            cache.set_policy(self._policies[cache.recipe])
             return
-        if not self._texts:
-            chosen = self._windows[list(text.CALIBRATION), : text.WINDOW]
-            self._texts = [streams.read_prompt(self._model, ids) for ids in chosen]
-        measure.calibrate(cache, self._texts)
-        self._frozen[cache.recipe] = cache.policy()
+        measure.calibrate(cache, self.texts)
+        self._policies[cache.recipe] = cache.policy()
 
 
 if __name__ == "__main__":

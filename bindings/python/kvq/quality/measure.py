@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import kvq
 from kvq.lab import accounting, metrics, streams, text
 
 PROMPT = 1024  # tokens that are committed at once; the rest of a window is fed behind them
@@ -34,8 +33,8 @@ def calibrate(cache, texts):
     cache.calibrate_finish()
 
 
-def measure(model, window, cache):
-    """(Scores of the window's fed tokens, Cost of the whole window) over a cache.
+def measure(model, window, cache, length=accounting.LONG, **data):
+    """(Scores of the window's fed tokens, Cost of the whole window) over a cache; length, data: as for `accounting.cost`.
 
     A step never goes beyond the token after which something is packed, so every token sees what it would see if tokens came
     one at a time.
@@ -48,9 +47,4 @@ def measure(model, window, cache):
         exact = window.exact[first - PROMPT : last - PROMPT]
         parts.append(metrics.compare(model.logits(x), model.logits(exact), window.ids[first + 1 : last + 1]))
         first = last
-    return metrics.Scores.join(parts), accounting.cost(cache, text.WINDOW)
-
-
-def open_cache(model, recipe, threads):
-    """A cache of the model's geometry."""
-    return kvq.Cache(recipe, n_threads=threads, **model.shape.geometry())
+    return metrics.Scores.join(parts), accounting.cost(cache, text.WINDOW, length, **data)

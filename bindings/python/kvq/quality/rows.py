@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import kvq
+from kvq.lab.accounting import LONG
+from kvq.lab.text import WINDOW
 
 TQ_VALUES = "v=lloyd(levels={},scale=unbiased)"
 PAGES = "block=128"  # the earlier measurement packed pages of 128 tokens whatever the recipe
@@ -20,21 +22,32 @@ class Known:
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe.  name: for tables; calibrated: statistics come from the calibration windows instead of the prompt."""
+    """One recipe."""
 
-    name: str
+    name: str  # for tables
     recipe: str
-    calibrated: bool = False
+    calibrated: bool = False  # the policy is decided on the calibration windows instead of the prompt
+    profile: str = ""  # function of profiles.py that gives what the recipe needs beside its text
+    length: int = LONG  # tokens at which its bits are counted
     known: Known | None = None
 
 
 def presets():
     """One row per preset of the library."""
-    return [Row(name, name, calibrated=name.startswith("blockgtq")) for name in kvq.presets()]
+    special = {
+        "chanmix": Row("chanmix", "chanmix", profile="chanmix"),
+        "pmkvq": Row("pmkvq", "pmkvq", profile="pmkvq", length=WINDOW),  # its width falls with the length
+    }
+    return [special.get(name) or Row(name, name, calibrated=name.startswith("blockgtq")) for name in kvq.presets()]
 
 
 def anchors():
-    """The recipes of the papers as they were measured before, and ours without a recent window."""
+    """The recipes of the papers and ours as they were measured before."""
+
+    def early(preset, levels, widths):
+        """Our recipe as it was measured first: widths pair by pair, unbiased values, no recent window."""
+        return f"{preset};v=lloyd(levels={levels},scale=unbiased,params=e5m3);recent=0;policy=pair-widths(avg={widths})"
+
     affine, tq, mixed = "affine-channel(levels=4,group=64)", "lloyd(levels={})", "pair-mix(low=1,high=3,group=128,midpoint=1)"
     return [
         Row("KIVI-2, G = 64", f"k={affine};v=affine-token(levels=4,group=64);{PAGES}", known=Known(0.298, 0.014, 1.369, 0.024)),
@@ -62,9 +75,9 @@ def anchors():
             calibrated=True,
             known=Known(0.0082, 0.0007, 1.007, 0.004),
         ),
-        Row("kvq-2, recent 0", "kvq-2;recent=0", known=Known(0.037, 0.003, 1.038, 0.009)),
-        Row("kvq-2.5, recent 0", "kvq-2.5;recent=0", known=Known(0.0147, 0.0011, 1.018, 0.004)),
-        Row("kvq-3, recent 0", "kvq-3;recent=0", known=Known(0.0072, 0.0006, 1.010, 0.003)),
+        Row("like kvq-2", early("kvq-2", 3, "2,bmin=1,bmax=4,score=q-var"), known=Known(0.037, 0.003, 1.038, 0.009)),
+        Row("like kvq-2.5", early("kvq-2.5", 4, "21/8,bmin=0,bmax=6,score=q-range"), known=Known(0.0147, 0.0011, 1.018, 0.004)),
+        Row("like kvq-3", early("kvq-3", 6, "3,bmin=0,bmax=6,score=q-range"), known=Known(0.0072, 0.0006, 1.010, 0.003)),
     ]
 
 
@@ -79,6 +92,9 @@ def variants():
     return [
         Row("tq-2, 4 sinks", "tq-2;sinks=4"),
         Row("tq-2c, recent 0", "tq-2c;recent=0"),
+        Row("kvq-2, recent 0", "kvq-2;recent=0"),
+        Row("kvq-2.5, recent 0", "kvq-2.5;recent=0"),
+        Row("kvq-3, recent 0", "kvq-3;recent=0"),
         Row("kvq-2, 4 sinks", "kvq-2;sinks=4"),
         Row("kvq-2, recent 96", "kvq-2;recent=96"),
         Row("kvq-2, score q-geo", "kvq-2;policy=pair-widths(avg=2,bmin=1,bmax=4,score=q-geo,unit=fit16)"),
