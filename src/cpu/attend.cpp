@@ -2,6 +2,7 @@
 #include "cpu/attend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -38,14 +39,16 @@ struct Block {
 
 void load_query(const Block &block, uint32_t row) {
   const AttendCall &call = block.rows.call;
-  const LayerShape &shape = *call.shape;
+  const uint32_t dim = call.shape->dim_k;
   const uint64_t token = block.rows.sequence.first_query + block.query(row);
-  uint16_t halves[1024];
-  uint64_t ignored = 0;
-  enter_row(tensor_row(*call.q, token, block.q_head(row), shape.q_heads, shape.dim_k), call.q->dtype, shape.dim_k, halves, &ignored);
+  const void *x = tensor_row(*call.q, token, block.q_head(row), call.shape->q_heads, dim);
   const float scale = call.softcap > 0 ? call.scale : call.scale * kLog2e;
   float *query = block.run.slice.query + size_t(row) * block.run.dims.query();
-  for (uint32_t c = 0; c < shape.dim_k; c++) query[c] = half_to_float(halves[c]) * scale;
+  if (call.q->dtype == KVQ_DTYPE_F32) return block.run.kernels.enter_floats(static_cast<const float *>(x), dim, scale, query);
+  uint16_t halves[1024 + 16];
+  uint64_t ignored = 0;
+  enter_row(x, call.q->dtype, dim, halves, &ignored);
+  for (uint32_t c = 0; c < dim; c++) query[c] = half_to_float(halves[c]) * scale;
 }
 
 Sight sight_of(const Block &block, uint32_t row) {
@@ -121,6 +124,10 @@ void see_page(const Block &block, const PageView &view, Tile *page) {
   page->first = UINT32_MAX;
   page->end = 0;
   for (uint32_t r = 0; r < block.run.rows; r++) {
+    if (r > 0 && block.query(r) == block.query(r - 1)) {
+      page->low[r] = page->low[r - 1], page->high[r] = page->high[r - 1];
+      continue;
+    }
     see(view, block.sight[r], &page->low[r], &page->high[r]);
     page->low[r] += view.first;
     page->high[r] += view.first;
@@ -153,8 +160,7 @@ void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
 
-// `next`: the page that will be read after this one, or nullptr.
-void attend_packed(const Block &block, const PageView &view, const void *next, const Tile &page) {
+void attend_packed(const Block &block, const PageView &view, const Tile &page) {
   const Run &run = block.run;
   const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
   const TensorLayout &k = format.layout(run.head, KVQ_TENSOR_K), &v = format.layout(run.head, KVQ_TENSOR_V);
@@ -167,12 +173,23 @@ void attend_packed(const Block &block, const PageView &view, const void *next, c
     tile.v = blob + v.tile_offset + i * v.tile_stride;
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
-    tile.ahead = next ? static_cast<const uint8_t *>(next) - static_cast<const uint8_t *>(view.page) : 0;
-    for (size_t line = 0; line < k.params_size + v.params_size; line += 64) __builtin_prefetch(tile.k_params + line + tile.ahead);
     key_logits(run, domain, tile);
     for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
     add_values(run, domain, tile);
   }
+}
+
+// The part of a page that the block will read.
+Prefetch prefetch_of(const Block &block, const PageView &view) {
+  if (!view.page) return {};
+  if (view.format) {
+    const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
+    const uint8_t *blob = format.blob(view.page, block.run.head);
+    return {blob, blob + format.blob_bytes(block.run.head)};
+  }
+  const size_t bytes = raw_head_bytes(*block.rows.call.shape);
+  const uint8_t *blob = static_cast<const uint8_t *>(view.page) + block.run.head * bytes;
+  return {blob, blob + bytes};
 }
 
 void attend_pages(const Block &block) {
@@ -183,9 +200,10 @@ void attend_pages(const Block &block) {
     const PageView next = i + 1 < pages.count ? pages.get(pages.self, layer, i + 1) : PageView{};
     Tile page{};
     see_page(block, view, &page);
+    block.run.slice.prefetch = prefetch_of(block, next);
     if (page.first < page.end) {
       if (view.format)
-        attend_packed(block, view, next.format == view.format ? next.page : nullptr, page);
+        attend_packed(block, view, page);
       else
         attend_raw(block, view, page);
     }
@@ -195,16 +213,21 @@ void attend_pages(const Block &block) {
 
 // ---- end
 
-void store_value(void *out, uint32_t dtype, size_t i, float x) {
+uint16_t to_bfloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// x * factor in the caller's type.
+void store_row(const float *x, float factor, uint32_t n, uint32_t dtype, void *out) {
+  const auto store = [&](auto *to, auto convert) {
+    for (uint32_t i = 0; i < n; i++) to[i] = convert(x[i] * factor);
+  };
   switch (dtype) {
-    case KVQ_DTYPE_F16: static_cast<uint16_t *>(out)[i] = float_to_half(x); break;
-    case KVQ_DTYPE_BF16: {
-      const uint32_t bits = std::bit_cast<uint32_t>(x);
-      static_cast<uint16_t *>(out)[i] = uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-      break;
-    }
-    case KVQ_DTYPE_F64: static_cast<double *>(out)[i] = x; break;
-    default: static_cast<float *>(out)[i] = x;
+    case KVQ_DTYPE_F16: return store(static_cast<uint16_t *>(out), float_to_half);
+    case KVQ_DTYPE_BF16: return store(static_cast<uint16_t *>(out), to_bfloat);
+    case KVQ_DTYPE_F64: return store(static_cast<double *>(out), [](float v) { return double(v); });
+    default: return store(static_cast<float *>(out), [](float v) { return v; });
   }
 }
 
@@ -217,7 +240,7 @@ void finish_row(const Block &block, uint32_t row) {
   const float denominator = slice.denominator[row], inverse = denominator > 0 ? 1.0f / denominator : 0.0f;
   const float *sum = slice.out + size_t(row) * block.run.dims.output();
   void *out = const_cast<void *>(tensor_row(*call.out, token, head, shape.q_heads, shape.dim_v));
-  for (uint32_t c = 0; c < shape.dim_v; c++) store_value(out, call.out->dtype, c, sum[c] * inverse);
+  store_row(sum, inverse, shape.dim_v, call.out->dtype, out);
   if (call.lse)
     call.lse[token * shape.q_heads + head] = denominator > 0 ? (slice.reference[row] + std::log2(denominator)) * kLn2 : kNothing;
 }

@@ -53,6 +53,8 @@ struct Slice {
   float *out;            // [kRows][dims.output()] by channel
   float *scale, *zero;   // [max(kTileTokens, dims) + 16]: scalars of lanes
   float *line;           // [dims.weights()]
+  float *signs;          // [2][dims.most()] of a rotation
+  uint32_t *map;         // [dims.most()] slot -> channel
   float *part;           // [kRows][256 + 16]
   int16_t *w, *fine;     // [kRows][dims.weights()]
   RowWeights *weights;   // [kRegions]
@@ -60,6 +62,7 @@ struct Slice {
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
   Domain domain[kDomains];
+  Prefetch prefetch;         // what comes after the current tile
   uint32_t domains, oldest;  // open ones; the next to close if all are
 };
 
@@ -74,7 +77,6 @@ struct Tile {
   uint32_t first, end;              // tokens that some row sees; `from` is `first` rounded down to a multiple of 16
   uint32_t from;
   uint32_t low[kRows], high[kRows];  // tokens that a row sees
-  ptrdiff_t ahead;                  // distance to the same place of the next page, for prefetching
 };
 
 // The rows that run together and everything they need.

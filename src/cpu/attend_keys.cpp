@@ -17,7 +17,7 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
     const uint32_t whole = region.count / 4, rest = region.count % 4;
     for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
       uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
-      decode_region(run, region, tile.k, high, tile.ahead, codes);
+      decode_region(run, region, tile.k, high, codes);
       if (rest) widen_rest(codes + size_t(whole) * tokens * 4, tokens, rest);
     }
   }
@@ -108,6 +108,7 @@ void logits_of_values(const Run &run, const Domain &domain, const TensorLayout &
   dot.w_stride = run.dims.query();
   dot.out = run.slice.logit + tile.from;
   dot.out_stride = kLogitStride;
+  dot.prefetch = &run.slice.prefetch;
   run.kernels.dot_floats(dot);
 }
 
@@ -124,6 +125,7 @@ void raw_logits(const Run &run, uint32_t dim, uint32_t tokens, const float *quer
   dot.w_stride = run.dims.query();
   dot.out = run.slice.logit + tile.from;
   dot.out_stride = kLogitStride;
+  dot.prefetch = &run.slice.prefetch;
   run.kernels.dot_halves(dot);
 }
 

@@ -124,6 +124,7 @@ void add_decoded(const Run &run, Domain &domain, const TensorLayout &layout, con
   dot.out = domain.out;
   dot.out_stride = run.dims.output();
   dot.add = true;
+  dot.prefetch = &run.slice.prefetch;
   run.kernels.dot_floats(dot);
 }
 
@@ -141,6 +142,7 @@ void add_raw_values(const Run &run, uint32_t dim, float *out, const Tile &tile) 
   dot.out = out;
   dot.out_stride = run.dims.output();
   dot.add = true;
+  dot.prefetch = &run.slice.prefetch;
   run.kernels.dot_halves(dot);
 }
 

@@ -117,6 +117,8 @@ class CpuBackend final : public Backend {
   Status attend(const AttendCall &call, Workspace *workspace) override;
 
  private:
+  Status check_queries(const AttendCall &call, const AttendSequence &sequence);
+
   Memory *memory_;
   const Kernels &kernels_;
   const Tables tables_;
@@ -195,10 +197,21 @@ std::shared_ptr<Workspace> CpuBackend::make_workspace(std::span<const LayerShape
   return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads());
 }
 
-Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
+// Refuse non-finite queries; check_rows finds the words.
+Status CpuBackend::check_queries(const AttendCall &call, const AttendSequence &sequence) {
+  const LayerShape &shape = *call.shape;
+  bool finite = call.q->dtype == KVQ_DTYPE_F32;
+  for (uint32_t i = 0; finite && i < sequence.n_queries; i++)
+    for (uint32_t head = 0; finite && head < shape.q_heads; head++) {
+      const void *row = tensor_row(*call.q, uint64_t(sequence.first_query) + i, head, shape.q_heads, shape.dim_k);
+      finite = kernels_.all_finite(static_cast<const float *>(row), shape.dim_k);
+    }
   uint64_t ignored = 0;
-  for (const AttendSequence &sequence : call.sequences)
-    KVQ_TRY(check_rows(*call.q, sequence.first_query, sequence.n_queries, call.shape->q_heads, call.shape->dim_k, "q", &ignored));
+  return finite ? KVQ_OK : check_rows(*call.q, sequence.first_query, sequence.n_queries, shape.q_heads, shape.dim_k, "q", &ignored);
+}
+
+Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
+  for (const AttendSequence &sequence : call.sequences) KVQ_TRY(check_queries(call, sequence));
   Work work{call, kernels_, tables_, static_cast<CpuWorkspace &>(*workspace)};
   uint32_t items = 0;
   for (const AttendSequence &sequence : call.sequences) items += work.blocks(sequence) * call.shape->kv_heads;

@@ -17,9 +17,9 @@ void load_params(const Run &run, const TensorLayout &layout, const uint8_t *stor
 
 }  // namespace
 
-void decode_region(const Run &run, const Region &region, const uint8_t *tile, uint32_t high, ptrdiff_t ahead, uint8_t *codes) {
+void decode_region(const Run &run, const Region &region, const uint8_t *tile, uint32_t high, uint8_t *codes) {
   const uint8_t *table = !region.table ? nullptr : high ? region.table->high : region.table->low;
-  run.kernels.unpack(region.packing, tile + region.offset, table, codes, ahead);
+  run.kernels.unpack(region.packing, tile + region.offset, table, codes);
 }
 
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
@@ -33,8 +33,8 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
   for (const Region &region : layout.regions) {
     uint8_t *codes = run.slice.codes + region.byte;
-    decode_region(run, region, tile.v, 0, tile.ahead, codes);
-    if (region.table && region.table->wide) decode_region(run, region, tile.v, 1, 0, codes + region.line);
+    decode_region(run, region, tile.v, 0, codes);
+    if (region.table && region.table->wide) decode_region(run, region, tile.v, 1, codes + region.line);
   }
 }
 
@@ -101,6 +101,7 @@ void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine
   float scale[kRows];
   for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
   dot.rows = run.rows;
+  dot.prefetch = &run.slice.prefetch;
   dot.scale = scale;
   dot.sum = weights.sum[0];
   dot.sum_stride = RowWeights::kSpans;

@@ -35,6 +35,11 @@ struct Packing {
   uint32_t units, vectors;
 };
 
+// Cache lines that are fetched beside other work, a few with every step of it.
+struct Prefetch {
+  const uint8_t *at, *end;
+};
+
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
 // Null pointers stand for 1; offset null for 0.  dot_codes: x holds one byte per element in words of four (i = 4 * quad + k is byte
 // {0, 2, 1, 3}[k]), minus `bias`; depth counts quads.  Keys: i is a slot and a lane a token; values: i a token, a lane a slot.
@@ -53,6 +58,7 @@ struct Dot {
   float *out;
   size_t out_stride;
   bool add;
+  Prefetch *prefetch;      // or null
 };
 
 // x[i] * s[i] as 16-bit integers times one scale.
@@ -69,8 +75,8 @@ struct Quantize {
 struct Kernels {
   const char *name;
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
-  // entries.  The planes `ahead` bytes further are prefetched.
-  void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead);
+  // entries.
+  void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
@@ -86,6 +92,11 @@ struct Kernels {
                  float *out);
   // (radius, angle) -> (radius * cos(angle), radius * sin(angle)), in place
   void (*polar)(float *radius, float *angle, uint32_t n);
+  // Rule 1.4 of finite floats, times a scale; and whether they are finite.
+  void (*enter_floats)(const float *x, uint32_t n, float scale, float *out);
+  bool (*all_finite)(const float *x, uint32_t n);
+  // The Walsh-Hadamard transform of n = 2^k values times a scale, in place.
+  void (*hadamard)(float *x, uint32_t n, float scale);
 };
 
 extern const Kernels kernels_portable;

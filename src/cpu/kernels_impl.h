@@ -7,7 +7,8 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12's own AVX-512 header (bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 means its own AVX-512 header (bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 namespace kvq::cpu {
@@ -113,9 +114,7 @@ KVQ_INLINE void put_spares(const Sink<MAP> &sink, uint32_t part, const VByte *x)
 }
 
 template <class S, bool MAP>
-KVQ_INLINE void unpack_unit(const uint8_t *planes, const Sink<MAP> &sink, ptrdiff_t ahead) {
-#pragma GCC unroll 8
-  for (uint32_t p = 0; p < S::kPlanes; p++) __builtin_prefetch(planes + p * 64 + ahead);
+KVQ_INLINE void unpack_unit(const uint8_t *planes, const Sink<MAP> &sink) {
 #pragma GCC unroll 4
   for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
     VByte x[S::kPlanes];
@@ -141,12 +140,11 @@ KVQ_INLINE VByte gather_tail(const VByte *x, uint32_t first, uint32_t bits) {
 }
 
 template <class S, bool MAP>
-KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *planes, const Sink<MAP> &sink, ptrdiff_t ahead) {
+KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *planes, const Sink<MAP> &sink) {
   constexpr uint32_t kMost = S::kPlanes;
   for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
     VByte x[kMost] = {};
     for (uint32_t p = 0; p < packing.tail_planes; p++) {
-      __builtin_prefetch(planes + p * 64 + ahead);
       x[p] = load<VByte>(planes + p * 64 + part * KVQ_VECTOR_BYTES);
       put_direct<0, S, MAP>(sink, p, part, x[p]);
     }
@@ -162,15 +160,15 @@ KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *planes, const
 }
 
 template <SchemeId ID, bool MAP>
-void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead) {
+void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes) {
   using S = SchemeOf<ID>;
   Sink<MAP> sink{MAP ? load_table(table) : Table{}, codes};
   for (uint32_t u = 0; u < packing.units; u++) {
-    unpack_unit<S, MAP>(planes, sink, ahead);
+    unpack_unit<S, MAP>(planes, sink);
     planes += S::kPlanes * 64;
     sink.out += S::kFields * S::kDigits * 64;
   }
-  if (packing.tail_planes) unpack_tail<S, MAP>(packing, planes, sink, ahead);
+  if (packing.tail_planes) unpack_tail<S, MAP>(packing, planes, sink);
 }
 
 // codes = table[codes] where the vector look-up does not reach: small tables by comparisons, others one byte at a time.
@@ -188,21 +186,43 @@ void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels
   }
 }
 
-using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, uint8_t *, ptrdiff_t);
+using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, uint8_t *);
 template <bool MAP>
 constexpr Unpack kUnpack[kSchemes] = {
     unpack_scheme<kBits1, MAP>, unpack_scheme<kBits2, MAP>, unpack_scheme<kBits3, MAP>, unpack_scheme<kBits4, MAP>,
     unpack_scheme<kBits5, MAP>, unpack_scheme<kBits6, MAP>, unpack_scheme<kBits7, MAP>, unpack_scheme<kBits8, MAP>,
     unpack_scheme<kBase3, MAP>, unpack_scheme<kBase5, MAP>, unpack_scheme<kBase6, MAP>};
 
-void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes, ptrdiff_t ahead) {
+void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes) {
   const uint32_t levels = kSchemeTable[packing.scheme].base;
-  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, table, codes, ahead);
-  kUnpack<false>[packing.scheme](packing, planes, nullptr, codes, ahead);
+  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, table, codes);
+  kUnpack<false>[packing.scheme](packing, planes, nullptr, codes);
   if (table) map_codes(codes, packing.vectors * 64, table, levels);
 }
 
 // ---------------------------------------------------------------------------------------------------- dot products
+
+// The next lines; `lines` is a copy in registers.
+template <uint32_t LINES>
+KVQ_INLINE void fetch(Prefetch *lines) {
+  if (lines->at >= lines->end) return;
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + 64 * i);
+  lines->at += 64 * LINES;
+}
+
+// The first n of kLanes floats, and zeros.
+KVQ_INLINE VFloat load_some(const float *x, uint32_t n) {
+  if (n >= kLanes) return load<VFloat>(x);
+  float some[kLanes] = {};
+  for (uint32_t i = 0; i < n; i++) some[i] = x[i];
+  return load<VFloat>(some);
+}
+KVQ_INLINE void store_some(float *x, uint32_t n, VFloat v) {
+  if (n >= kLanes) return store(x, v);
+  float some[kLanes];
+  store(some, v);
+  for (uint32_t i = 0; i < n; i++) x[i] = some[i];
+}
 
 // Results of one row and one vector of lanes: scaled, shifted, added, stored.
 KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) {
@@ -210,13 +230,7 @@ KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) 
   const uint32_t left = dot.lanes - lane;
   if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane);
   if (dot.offset) sum += dot.lane_offset ? dot.offset[row] * load<VFloat>(dot.lane_offset + lane) : all(dot.offset[row]);
-  if (left >= kLanes) {
-    store(out, dot.add ? load<VFloat>(out) + sum : sum);
-    return;
-  }
-  float last[kLanes];
-  store(last, sum);
-  for (uint32_t i = 0; i < left; i++) out[i] = dot.add ? out[i] + last[i] : last[i];
+  store_some(out, left, dot.add ? load_some(out, left) + sum : sum);
 }
 
 // ROWS rows x VECTORS vectors of lanes over quads [first, end): the accumulators stay in registers.
@@ -227,8 +241,10 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   VInt sum[ROWS][VECTORS];
   for (uint32_t r = 0; r < ROWS; r++)
     for (uint32_t v = 0; v < VECTORS; v++) sum[r][v] = all_int(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
+  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t q = first; q < end; q++, x += dot.stride) {
+    fetch<2>(&lines);
     VInt even[VECTORS], odd[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) {
@@ -238,15 +254,16 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
     }
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < ROWS; r++) {
-      int32_t pair[2];
-      __builtin_memcpy(pair, w + r * dot.w_stride + q * 4, 8);
+      const int16_t *pairs = w + r * dot.w_stride + q * 4;
+      const VInt first_pair = all_pairs(pairs), second_pair = all_pairs(pairs + 2);
 #pragma GCC unroll 4
       for (uint32_t v = 0; v < VECTORS; v++) {
-        sum[r][v] = multiply_pairs(sum[r][v], even[v], all_int(pair[0]));
-        sum[r][v] = multiply_pairs(sum[r][v], odd[v], all_int(pair[1]));
+        sum[r][v] = multiply_pairs(sum[r][v], even[v], first_pair);
+        sum[r][v] = multiply_pairs(sum[r][v], odd[v], second_pair);
       }
     }
   }
+  if (dot.prefetch) *dot.prefetch = lines;
   for (uint32_t r = 0; r < ROWS; r++)
     for (uint32_t v = 0; v < VECTORS; v++)
       if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(sum[r][v]));
@@ -258,6 +275,7 @@ template <uint32_t ROWS>
 KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uint32_t end) {
   uint32_t lane = 0;
   for (; lane + (kWide - 1) * kLanes < dot.lanes; lane += kWide * kLanes) dot_codes_block<ROWS, kWide>(dot, row, lane, first, end);
+  if (kWide > 2 && lane + kLanes < dot.lanes) dot_codes_block<ROWS, 2>(dot, row, lane, first, end), lane += 2 * kLanes;
   for (; lane < dot.lanes; lane += kLanes) dot_codes_block<ROWS, 1>(dot, row, lane, first, end);
 }
 
@@ -292,13 +310,16 @@ struct Floats {
   KVQ_INLINE VFloat get(const void *p) { return load<VFloat>(p); }
 };
 
+// A step fetches as many lines as it reads, which is what the next page needs.
 template <class X, uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   const float *w = (const float *)dot.w + row * dot.w_stride;
   const uint8_t *x = (const uint8_t *)dot.x + lane * X::kBytes;
   VFloat sum[ROWS][VECTORS] = {};
+  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
+    fetch<(VECTORS * kLanes * X::kBytes + 63) / 64>(&lines);
     VFloat value[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);
@@ -309,6 +330,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
       for (uint32_t v = 0; v < VECTORS; v++) sum[r][v] += weight * value[v];
     }
   }
+  if (dot.prefetch) *dot.prefetch = lines;
   for (uint32_t r = 0; r < ROWS; r++)
     for (uint32_t v = 0; v < VECTORS; v++)
       if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v]);
@@ -318,6 +340,7 @@ template <class X, uint32_t ROWS>
 KVQ_INLINE void dot_rows(const Dot &dot, uint32_t row) {
   uint32_t lane = 0;
   for (; lane + (kWide - 1) * kLanes < dot.lanes; lane += kWide * kLanes) dot_block<X, ROWS, kWide>(dot, row, lane);
+  if (kWide > 2 && lane + kLanes < dot.lanes) dot_block<X, ROWS, 2>(dot, row, lane), lane += 2 * kLanes;
   for (; lane < dot.lanes; lane += kLanes) dot_block<X, ROWS, 1>(dot, row, lane);
 }
 
@@ -336,14 +359,6 @@ void dot_values(const Dot &dot) {
 
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
 constexpr int32_t kRoundBits = 0x4b400000;
-
-// The first n of kLanes floats, and zeros.
-KVQ_INLINE VFloat load_some(const float *x, uint32_t n) {
-  if (n >= kLanes) return load<VFloat>(x);
-  float some[kLanes] = {};
-  for (uint32_t i = 0; i < n; i++) some[i] = x[i];
-  return load<VFloat>(some);
-}
 
 // w = rne(x * inverse), and the sums of spans.  w is padded to a multiple of 4.
 KVQ_INLINE void round_row(const float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
@@ -382,6 +397,60 @@ void quantize(Quantize *q) {
   if (!q->outlier) return;
   for (uint32_t i = 0; i < q->n; i++) x[i] -= float(q->w[i]) * step;
   round_row(x, q->n, inverse * 32768.0f, q->fine, q->fine_sum);
+}
+
+void enter_floats(const float *x, uint32_t n, float scale, float *out) {
+  for (uint32_t i = 0; i < n; i++) {
+    // Nearest even at 10 bits of fraction, or at steps of 2^-24 below 2^-14, whose sum with 1/2 has them as its last bit.
+    float a = __builtin_fabsf(x[i]);
+    a = a < 65504.0f ? a : 65504.0f;
+    int32_t bits;
+    __builtin_memcpy(&bits, &a, 4);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fff;
+    float normal;
+    __builtin_memcpy(&normal, &bits, 4);
+    const float rounded = a < 0x1p-14f ? (a + 0.5f) - 0.5f : normal;
+    out[i] = (x[i] < 0 ? -rounded : rounded) * scale;
+  }
+}
+
+bool all_finite(const float *x, uint32_t n) {
+  int32_t most = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffff;
+    most = most > bits ? most : bits;
+  }
+  return most < 0x7f800000;
+}
+
+// Butterflies of one vector: distances 1, 2, ... between its lanes.
+template <uint32_t D>
+KVQ_INLINE VFloat butterfly(VFloat v) {
+  if constexpr (D < kLanes) {
+    VFloat sign;
+    for (uint32_t i = 0; i < kLanes; i++) sign[i] = i & D ? -1.0f : 1.0f;
+    return butterfly<2 * D>(v * sign + swap_lanes<D>(v));
+  }
+  return v;
+}
+
+void hadamard(float *x, uint32_t n, float scale) {
+  uint32_t distance = 1;
+  if (n >= kLanes) {
+    for (uint32_t i = 0; i < n; i += kLanes) store(x + i, butterfly<1>(load<VFloat>(x + i)) * scale);
+    distance = kLanes;
+  } else {
+    for (uint32_t i = 0; i < n; i++) x[i] *= scale;
+  }
+  for (; distance < n; distance *= 2)
+    for (uint32_t base = 0; base < n; base += 2 * distance)
+      for (uint32_t i = base; i < base + distance; i++) {
+        const float a = x[i], b = x[i + distance];
+        x[i] = a + b;
+        x[i + distance] = a - b;
+      }
 }
 
 void halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
@@ -438,10 +507,12 @@ void softcap(float *x, uint32_t n, float cap) {
 
 void expand(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, int32_t bias,
             float *out) {
-  for (uint32_t i = 0; i < n; i++) {
-    uint32_t word;
-    __builtin_memcpy(&word, words + i * 4, 4);
-    out[i] = zero[i * step] + scale[i * step] * float(int32_t(word >> 8 * byte & 0xff) - bias);
+  const VFloat one_scale = all(scale[0]), one_zero = all(zero[0]);
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat code = to_float((load<VInt>(words + i * 4) >> int(8 * byte) & 0xff) - bias);
+    const uint32_t left = n - i;
+    const VFloat s = step ? load_some(scale + i, left) : one_scale, z = step ? load_some(zero + i, left) : one_zero;
+    store_some(out + i, left, z + s * code);
   }
 }
 
@@ -466,19 +537,17 @@ KVQ_INLINE void polar_lanes(VFloat *radius, VFloat *angle) {
 
 void polar(float *radius, float *angle, uint32_t n) {
   for (uint32_t i = 0; i < n; i += kLanes) {
-    VFloat r = {}, a = {};
-    const uint32_t bytes = 4 * (n - i < kLanes ? n - i : kLanes);
-    __builtin_memcpy(&r, radius + i, bytes);
-    __builtin_memcpy(&a, angle + i, bytes);
+    VFloat r = load_some(radius + i, n - i), a = load_some(angle + i, n - i);
     polar_lanes(&r, &a);
-    __builtin_memcpy(radius + i, &r, bytes);
-    __builtin_memcpy(angle + i, &a, bytes);
+    store_some(radius + i, n - i, r);
+    store_some(angle + i, n - i, a);
   }
 }
 
 constexpr Kernels kTable = {KVQ_KERNELS_NAME, unpack,           dot_codes, dot_values<Halves>, dot_values<Floats>,
                             quantize,         halves_to_floats, maximum,   dot_product,        exponentials,
-                            softcap,          expand,           polar};
+                            softcap,          expand,           polar,     enter_floats,       all_finite,
+                            hadamard};
 
 }  // namespace
 }  // namespace kvq::cpu

@@ -96,6 +96,7 @@ class CpuPageFormat final : public PageFormat {
   const HeadFormat &head_format(uint32_t head, uint32_t tensor) const { return tensor == KVQ_TENSOR_K ? k[head] : v[head]; }
   const TensorLayout &layout(uint32_t head, uint32_t tensor) const { return layouts[2 * head + tensor]; }
   const uint8_t *blob(const void *page, uint32_t head) const { return static_cast<const uint8_t *>(page) + offsets[head]; }
+  size_t blob_bytes(uint32_t head) const { return (head + 1 < offsets.size() ? offsets[head + 1] : bytes) - offsets[head]; }
   uint8_t *blob(void *page, uint32_t head) const { return static_cast<uint8_t *>(page) + offsets[head]; }
 
   std::pmr::vector<TensorLayout> layouts;  // [kv_heads][K, V]

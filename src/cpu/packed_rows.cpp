@@ -72,7 +72,7 @@ struct Lines {
   uint8_t *open(const Region &region, const uint8_t *planes, bool old) {
     bytes.assign(region.line + kSlack, 0);
     if (old) {
-      kernels_portable.unpack(region.packing, planes, nullptr, bytes.data(), 0);
+      kernels_portable.unpack(region.packing, planes, nullptr, bytes.data());
       std::fill(bytes.begin() + region.line, bytes.end(), uint8_t(0));
     }
     return bytes.data();

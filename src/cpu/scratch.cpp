@@ -28,6 +28,8 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
   arena.take(lanes, &slice->scale);
   arena.take(lanes, &slice->zero);
   arena.take(dims.weights(), &slice->line);
+  arena.take(size_t(2) * dims.most(), &slice->signs);
+  arena.take(dims.most(), &slice->map);
   arena.take(size_t(kRows) * (256 + 16), &slice->part);
   arena.take(size_t(kRows) * dims.weights(), &slice->w);
   arena.take(size_t(kRows) * dims.weights(), &slice->fine);

@@ -28,23 +28,46 @@ KVQ_INLINE void store(void *p, V v) {
 KVQ_INLINE VFloat all(float x) { return x - VFloat{}; }
 KVQ_INLINE VInt all_int(int32_t x) { return x - VInt{}; }
 KVQ_INLINE VShort all_short(uint16_t x) { return x - VShort{}; }
+// A broadcast from memory, which needs no shuffle port.
+KVQ_INLINE VInt all_pairs(const int16_t *p) {
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return all_int(x);
+}
 KVQ_INLINE VFloat to_float(VInt x) { return __builtin_convertvector(x, VFloat); }
 KVQ_INLINE VFloat greater(VFloat a, VFloat b) { return a > b ? a : b; }
 KVQ_INLINE VFloat magnitude(VFloat a) { return (VFloat)((VInt)a & 0x7fffffff); }
 
+// Lane i gets lane i ^ D.
+template <uint32_t D>
+KVQ_INLINE VFloat swap_lanes(VFloat v) {
+#if KVQ_VECTOR_BYTES == 64
+  if (D >= 4) return (VFloat)_mm512_shuffle_f32x4((__m512)v, (__m512)v, D == 4 ? 0xb1 : 0x4e);
+  return (VFloat)_mm512_permute_ps((__m512)v, D == 1 ? 0xb1 : 0x4e);
+#elif KVQ_VECTOR_BYTES == 32
+  if (D == 4) return (VFloat)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+  return (VFloat)_mm256_permute_ps((__m256)v, D == 1 ? 0xb1 : 0x4e);
+#elif defined(__SSE2__)
+  return (VFloat)_mm_shuffle_ps((__m128)v, (__m128)v, D == 1 ? 0xb1 : 0x4e);
+#else
+  VFloat swapped;
+  for (uint32_t i = 0; i < kLanes; i++) swapped[i] = v[i ^ D];
+  return swapped;
+#endif
+}
 KVQ_INLINE float sum_lanes(VFloat v) {
-  float x[kLanes];
-  store(x, v);
-  for (uint32_t n = kLanes / 2; n; n /= 2)
-    for (uint32_t i = 0; i < n; i++) x[i] += x[i + n];
-  return x[0];
+  if constexpr (kLanes > 8) v += swap_lanes<8>(v);
+  if constexpr (kLanes > 4) v += swap_lanes<4>(v);
+  v += swap_lanes<2>(v);
+  v += swap_lanes<1>(v);
+  return v[0];
 }
 KVQ_INLINE float max_lanes(VFloat v) {
-  float x[kLanes];
-  store(x, v);
-  for (uint32_t n = kLanes / 2; n; n /= 2)
-    for (uint32_t i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-  return x[0];
+  if constexpr (kLanes > 8) v = greater(v, swap_lanes<8>(v));
+  if constexpr (kLanes > 4) v = greater(v, swap_lanes<4>(v));
+  v = greater(v, swap_lanes<2>(v));
+  v = greater(v, swap_lanes<1>(v));
+  return v[0];
 }
 
 // c + a0 * b0 + a1 * b1 in every 32-bit lane, a and b two int16 each.
