@@ -465,3 +465,27 @@ TEST_CASE("appending and attending allocate nothing") {  // X16
     }
   }
 }
+
+TEST_CASE("what attention needs does not grow with the length, and is what the counters say") {  // A4
+  for (uint32_t queries : {1u, 64u}) {
+    uint64_t first = 0;
+    for (uint32_t tokens : {500u, 8000u}) {
+      CountingAllocator memory;
+      const kvq_allocator callbacks = memory.callbacks();
+      Mirror m(Setup{.recipe = "kvq-3", .layers = {layer_of(2, 2, 64)}, .allocator = &callbacks});
+      const kvq_seq s = m.create();
+      m.commit(s, ids(0, 500));
+      for (uint32_t at = 500; at < tokens; at += 500) m.append(s, ids(0, 500));
+      const uint64_t before = memory.bytes, workspace = stats(m.cache).workspace_bytes;
+      kvq_step step = 0;
+      ok(kvq_step_begin(m.cache, &s, &queries, 1, KVQ_STEP_QUERY_ONLY, &step));
+      const uint64_t taken = memory.bytes - before;
+      ok(kvq_step_abort(m.cache, step));
+      REQUIRE(memory.bytes == before);
+      REQUIRE(workspace > 0);
+      REQUIRE(taken <= workspace + 16384);
+      if (first == 0) first = taken;
+      REQUIRE(taken == first);
+    }
+  }
+}
