@@ -31,7 +31,7 @@ struct Dims {
 struct RowWeights {
   static constexpr uint32_t kSpans = 4;  // of at most 1024 slots
   float scale[kRows], total[kRows];  // total: sum of the floats
-  bool outlier[kRows];
+  bool refined[kRows];
   int32_t sum[kRows][kSpans], fine_sum[kRows][kSpans];
 };
 

@@ -64,7 +64,7 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
       const Region &region = layout.regions[i];
       const size_t place = size_t(r) * run.dims.weights() + region.quad * 4;
       weigh(run, r, lined + region.quad * 4, slice.line + region.quad * 4, region.count, slice.w + place, slice.fine + place,
-            &weights[i]);
+            false, &weights[i]);
     }
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
   }

@@ -11,9 +11,13 @@ constexpr uint32_t kLogitStride = kTileTokens + 16;
 
 const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
+// Values of few channels can cancel in all of them at once, which leaves the rounding of the weights.
+constexpr uint32_t kFewChannels = 16;
+
 // One row's probabilities from a token that is a multiple of 4, times token scales, as integers.
-void weigh_row(const Run &run, uint32_t row, const float *p, const float *scale, uint32_t count, RowWeights *weights) {
-  weigh(run, row, p, scale, count, run.slice.w + size_t(row) * run.dims.weights(), nullptr, weights);
+void weigh_row(const Run &run, const TensorLayout &layout, uint32_t row, const float *p, const float *scale, uint32_t count, RowWeights *weights) {
+  const size_t at = size_t(row) * run.dims.weights();
+  weigh(run, row, p, scale, count, run.slice.w + at, run.slice.fine + at, layout.dim <= kFewChannels, weights);
 }
 
 Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32_t first, uint32_t end) {
@@ -40,7 +44,7 @@ void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const 
     load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
     for (uint32_t r = 0; r < run.rows; r++) {
       const float *p = probabilities(run, r) + tile.from;
-      weigh_row(run, r, p, slice.scale + tile.from, tile.end - tile.from, &weights);
+      weigh_row(run, layout, r, p, slice.scale + tile.from, tile.end - tile.from, &weights);
       if (!region.table) weights.total[r] = run.kernels.dot_product(p, slice.zero + tile.from, tile.end - tile.from);
     }
     Dot dot = value_dot(run, domain, region, tile.from, tile.end);
@@ -48,7 +52,7 @@ void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const 
     dot.lanes = segment.count;
     dot.out = domain.out + segment.first;
     if (!region.table) dot.offset = weights.total;
-    dot_region(run, region, weights, nullptr, region.line, dot);
+    dot_region(run, region, weights, slice.fine, region.line, dot);
   }
 }
 
@@ -67,20 +71,20 @@ void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const
   dot.out_stride = 256 + 16;
   dot.add = false;
   dot.bias = region.bias;
-  dot_weighted(run, *slice.weights, nullptr, 4.0f, dot);
+  dot_weighted(run, *slice.weights, slice.fine, 4.0f, dot);
   for (uint32_t r = 0; r < run.rows; r++)
     for (uint32_t i = 0; i < dot.lanes; i++)
       domain.out[size_t(r) * run.dims.output() + channel[i]] += slice.scale[channel[i]] * slice.part[r * dot.out_stride + i];
 }
 
 // The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of all rows.
-void weigh_group(const Run &run, uint32_t first, uint32_t end) {
+void weigh_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end) {
   const uint32_t from = first / 4 * 4;
   float *line = run.slice.line;
   for (uint32_t r = 0; r < run.rows; r++) {
     std::fill_n(line, 4, 0.0f);
     std::copy(probabilities(run, r) + first, probabilities(run, r) + end, line + (first - from));
-    weigh_row(run, r, line, nullptr, end - from, run.slice.weights);
+    weigh_row(run, layout, r, line, nullptr, end - from, run.slice.weights);
     float total = 0;
     for (uint32_t t = first - from; t < end - from; t++) total += line[t];
     run.slice.weights->total[r] = total;
@@ -94,7 +98,7 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     const uint8_t *params = tile.v_params + group * layout.group_stride;
     load_slot_params(run, layout, params);
-    weigh_group(run, first, end);
+    weigh_group(run, layout, first, end);
     add_zeros(run, domain, layout, *slice.weights);
     for (const Region &region : layout.regions) {
       Dot dot = value_dot(run, domain, region, first / 4 * 4, end);
@@ -105,7 +109,7 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
       dot.lane_scale = slice.scale + region.first;
       dot.lane_offset = slice.zero + region.first;
       dot.offset = slice.weights->total;
-      dot_region(run, region, *slice.weights, nullptr, 0, dot);
+      dot_region(run, region, *slice.weights, slice.fine, 0, dot);
     }
   });
 }

@@ -90,11 +90,12 @@ void line_up(const TensorLayout &layout, const uint8_t *params, const float *slo
   }
 }
 
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights) {
-  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum[row], 0.0f, false};
+void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, bool always,
+           RowWeights *weights) {
+  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum[row], 0.0f, always, false};
   run.kernels.quantize(&quantize);
   weights->scale[row] = quantize.scale;
-  weights->outlier[row] = quantize.outlier;
+  weights->refined[row] = quantize.refined;
 }
 
 void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine, float factor, Dot dot) {
@@ -111,7 +112,7 @@ void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine
   dot.add = true;
   float *const out = dot.out;
   for (uint32_t r = 0; r < run.rows; r++) {
-    if (!weights.outlier[r]) continue;
+    if (!weights.refined[r]) continue;
     const float remainder = scale[r] / 32768.0f;
     dot.w = fine + r * dot.w_stride;
     dot.scale = &remainder;

@@ -46,7 +46,8 @@ void for_groups(const TensorLayout &layout, const Tile &tile, F &&f) {
 }
 
 // x[i] * s[i] as weights of a row; fine may be null.
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights);
+void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, bool always,
+           RowWeights *weights);
 // dot_codes of all rows with the weights' scales times `factor`, and again with the remainders of rows that need them.
 void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine, float factor, Dot dot);
 // The same for a region of a book or of plain codes; `array` bytes separate the low and high bytes of wide levels.

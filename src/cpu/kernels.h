@@ -66,10 +66,11 @@ struct Quantize {
   const float *x, *s;  // s may be null
   uint32_t n;
   int16_t *w;          // up to the next multiple of 4: zeros
-  int16_t *fine;       // null, or the remainder in steps of scale / 32768; written, and its sums, where `outlier` is true
+  int16_t *fine;       // null, or the remainder in steps of scale / 32768; written, and its sums, where `refined` is true
   int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
   float scale;         // out
-  bool outlier;        // out, with fine: the largest value is beyond 16 times the mean of the others
+  bool always;         // with fine: refine; otherwise only where the largest value is beyond 16 times the mean of the others
+  bool refined;        // out
 };
 
 struct Kernels {

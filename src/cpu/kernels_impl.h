@@ -38,7 +38,10 @@ KVQ_INLINE VByte shift_left(VByte x) {
   return (VByte)((VShort)x << (int)SHIFT);
 }
 
-KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) { return x & (uint8_t)((1u << bits) - 1); }
+KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) {
+  const uint8_t mask = (uint8_t)((1u << bits) - 1);  // named: GCC 12 with -fsanitize=undefined takes the expression for an int
+  return x & mask;
+}
 
 // Where decoded vectors go: through the table if there is one.
 template <bool MAP>
@@ -99,7 +102,8 @@ KVQ_INLINE VByte gather_spare(const VByte *x) {
     const uint32_t count = S::kSpare - at < BITS - bit ? S::kSpare - at : BITS - bit;
     const int move = int(kLow + at) - int(bit);  // right if positive
     const VShort moved = move >= 0 ? (VShort)x[plane] >> move : (VShort)x[plane] << -move;
-    field |= (VByte)moved & (uint8_t)(((1u << count) - 1) << bit);
+    const uint8_t mask = (uint8_t)(((1u << count) - 1) << bit);
+    field |= (VByte)moved & mask;
     bit += count;
   }
   return field;
@@ -393,8 +397,8 @@ void quantize(Quantize *q) {
   const float step = largest / kMost;
   q->scale = step;
   round_row(x, q->n, inverse, q->w, q->sum);
-  q->outlier = q->fine && largest * float(q->n - 1) > 16.0f * (sum_lanes(total) - largest);
-  if (!q->outlier) return;
+  q->refined = q->fine && (q->always || largest * float(q->n - 1) > 16.0f * (sum_lanes(total) - largest));
+  if (!q->refined) return;
   for (uint32_t i = 0; i < q->n; i++) x[i] -= float(q->w[i]) * step;
   round_row(x, q->n, inverse * 32768.0f, q->fine, q->fine_sum);
 }

@@ -68,7 +68,7 @@ TEST_CASE("fp64 goes through fp32: two roundings") {
   REQUIRE(entered.bits == std::vector<uint16_t>{0x3c00, 0x3c01});
 }
 
-TEST_CASE("-0 enters as +0 from every type") {
+TEST_CASE("minus zero enters as zero from every type") {
   REQUIRE(enter<float>(KVQ_DTYPE_F32, {-0.0f, -1e-30f}).bits == std::vector<uint16_t>{0, 0});
   REQUIRE(enter<double>(KVQ_DTYPE_F64, {-0.0}).bits == std::vector<uint16_t>{0});
   REQUIRE(enter<uint16_t>(KVQ_DTYPE_F16, {0x8000}).bits == std::vector<uint16_t>{0});
