@@ -171,6 +171,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
     if (tile.first >= tile.end) continue;
     tile.k = blob + k.tile_offset + i * k.tile_stride;
     tile.v = blob + v.tile_offset + i * v.tile_stride;
+    tile.shared = blob + k.tail_offset + i * k.tile_stride;
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
     key_logits(run, domain, tile);

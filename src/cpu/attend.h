@@ -71,7 +71,7 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice);
 
 // A tile of a page as the current rows see it.
 struct Tile {
-  const uint8_t *k, *v;             // codes or fp16 values
+  const uint8_t *k, *v, *shared;    // codes or fp16 values, shared planes
   const uint8_t *k_params, *v_params;
   uint32_t start;                   // page row of its first token
   uint32_t first, end;              // tokens that some row sees; `from` is `first` rounded down to a multiple of 16

@@ -17,7 +17,7 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
     const uint32_t whole = region.count / 4, rest = region.count % 4;
     for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
       uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
-      decode_region(run, region, tile.k, high, codes);
+      decode_region(run, region, tile.k, tile.shared, high, codes);
       if (rest) widen_rest(codes + size_t(whole) * tokens * 4, tokens, rest);
     }
   }

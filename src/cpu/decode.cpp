@@ -17,9 +17,9 @@ void load_params(const Run &run, const TensorLayout &layout, const uint8_t *stor
 
 }  // namespace
 
-void decode_region(const Run &run, const Region &region, const uint8_t *tile, uint32_t high, uint8_t *codes) {
+void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes) {
   const uint8_t *table = !region.table ? nullptr : high ? region.table->high : region.table->low;
-  run.kernels.unpack(region.packing, tile + region.offset, table, codes);
+  run.kernels.unpack(region.packing, planes + region.offset, shared, table, codes);
 }
 
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
@@ -33,8 +33,8 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
   for (const Region &region : layout.regions) {
     uint8_t *codes = run.slice.codes + region.byte;
-    decode_region(run, region, tile.v, 0, codes);
-    if (region.table && region.table->wide) decode_region(run, region, tile.v, 1, codes + region.line);
+    decode_region(run, region, tile.v, tile.shared, 0, codes);
+    if (region.table && region.table->wide) decode_region(run, region, tile.v, tile.shared, 1, codes + region.line);
   }
 }
 

@@ -24,14 +24,15 @@ inline constexpr Scheme kSchemeTable[kSchemes] = {
     {1, 1, 2, 8, 0, 1, 8}, {2, 1, 4, 4, 0, 1, 4},  {3, 1, 8, 2, 2, 3, 8},  {4, 1, 16, 2, 0, 1, 2},
     {5, 1, 32, 1, 3, 5, 8}, {6, 1, 64, 1, 2, 3, 4}, {7, 1, 128, 1, 1, 7, 8}, {8, 1, 256, 1, 0, 1, 1},
     {8, 5, 3, 1, 0, 1, 1}, {7, 3, 5, 1, 1, 7, 8},  {8, 3, 6, 1, 0, 1, 1}};
-// Bits that hold so many digits of base 5, of a field of three.
-inline constexpr uint8_t kShortBits[3] = {0, 3, 5};
+// A field of fewer digits than its scheme's takes as many bits as they need.
+inline constexpr uint8_t kShortBits[kSchemes][5] = {{}, {}, {}, {}, {}, {}, {}, {}, {0, 2, 4, 5, 7}, {0, 3, 5}, {0, 3, 6}};
 
-// Planes of a run of 64-byte code vectors: `units` whole units, then one of tail_fields fields in tail_planes planes.
+// A run of 64-byte code vectors: `units` whole units in planes of their own, then single fields one after the other in the bits of
+// planes that they share with other runs.
 struct Packing {
   SchemeId scheme;
-  uint8_t tail_fields, tail_planes;
-  uint8_t short_digits;  // not 0: the last field of the tail has that many digits and lies in the spare bits
+  uint8_t tail_fields, last_digits;  // fields behind the units, and digits of the last of them
+  uint16_t tail_bit;                 // of the shared planes, where they begin; bit b is bit b mod 8 of plane b / 8
   uint32_t units, vectors;
 };
 
@@ -76,8 +77,8 @@ struct Quantize {
 struct Kernels {
   const char *name;
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
-  // entries.
-  void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes);
+  // entries.  shared: the planes of single fields.
+  void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);

@@ -131,40 +131,32 @@ KVQ_INLINE void unpack_unit(const uint8_t *planes, const Sink<MAP> &sink) {
   }
 }
 
-// The spare bits [first, first + bits) of planes x[0..planes), counted at run time.
-template <class S>
-KVQ_INLINE VByte gather_tail(const VByte *x, uint32_t first, uint32_t bits) {
-  VByte field = {};
-  if constexpr (S::kSpare != 0)
-    for (uint32_t bit = 0; bit < bits; bit++) {
-      const VShort source = (VShort)x[(first + bit) / S::kSpare] >> int(S::kDirect * S::kBits + (first + bit) % S::kSpare);
-      field |= (VByte)((source & (uint16_t)0x0101) << int(bit));
-    }
-  return field;
+// `bits` bits from bit `first` of the shared planes; bits above are garbage.
+KVQ_INLINE VByte shared_field(const uint8_t *planes, uint32_t first, uint32_t bits) {
+  const uint32_t shift = first % 8;
+  VShort field = load<VShort>(planes + first / 8 * 64) >> int(shift);
+  if (shift + bits <= 8) return (VByte)field;
+  const VShort rest = load<VShort>(planes + first / 8 * 64 + 64) << int(8 - shift);
+  const uint16_t low = (uint16_t)(0x0101 * ((1u << (8 - shift)) - 1));
+  return (VByte)((field & low) | (rest & (uint16_t)~low));
 }
 
 template <class S, bool MAP>
-KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *planes, const Sink<MAP> &sink) {
-  constexpr uint32_t kMost = S::kPlanes;
-  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
-    VByte x[kMost] = {};
-    for (uint32_t p = 0; p < packing.tail_planes; p++) {
-      x[p] = load<VByte>(planes + p * 64 + part * KVQ_VECTOR_BYTES);
-      put_direct<0, S, MAP>(sink, p, part, x[p]);
-    }
-    const uint32_t direct = packing.tail_planes * S::kDirect;
-    const uint32_t whole = packing.tail_fields - (packing.short_digits != 0);
-    for (uint32_t f = direct; f < whole; f++)
-      put_field<S, MAP>(sink, f, part, gather_tail<S>(x, (f - direct) * S::kBits, S::kBits));
-    if (packing.short_digits) {
-      const uint32_t bits = packing.short_digits == 1 ? kShortBits[1] : kShortBits[2];
-      put_digits<S, MAP>(sink, whole, part, gather_tail<S>(x, 0, bits), packing.short_digits, bits);
+KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *shared, const Sink<MAP> &sink) {
+  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++, shared += KVQ_VECTOR_BYTES) {
+    const bool is_short = packing.last_digits < S::kDigits;
+    uint32_t bit = packing.tail_bit;
+    for (uint32_t f = 0; f + is_short < packing.tail_fields; f++, bit += S::kBits)
+      put_field<S, MAP>(sink, f, part, shared_field(shared, bit, S::kBits));
+    if (packing.tail_fields && is_short) {
+      const uint32_t bits = kShortBits[packing.scheme][packing.last_digits];
+      put_digits<S, MAP>(sink, packing.tail_fields - 1, part, mask_low(shared_field(shared, bit, bits), bits), packing.last_digits, bits);
     }
   }
 }
 
 template <SchemeId ID, bool MAP>
-void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes) {
+void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes) {
   using S = SchemeOf<ID>;
   Sink<MAP> sink{MAP ? load_table(table) : Table{}, codes};
   for (uint32_t u = 0; u < packing.units; u++) {
@@ -172,7 +164,7 @@ void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t 
     planes += S::kPlanes * 64;
     sink.out += S::kFields * S::kDigits * 64;
   }
-  if (packing.tail_planes) unpack_tail<S, MAP>(packing, planes, sink);
+  unpack_tail<S, MAP>(packing, shared, sink);
 }
 
 // codes = table[codes] where the vector look-up does not reach: small tables by comparisons, others one byte at a time.
@@ -190,17 +182,17 @@ void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels
   }
 }
 
-using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, uint8_t *);
+using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, const uint8_t *, uint8_t *);
 template <bool MAP>
 constexpr Unpack kUnpack[kSchemes] = {
     unpack_scheme<kBits1, MAP>, unpack_scheme<kBits2, MAP>, unpack_scheme<kBits3, MAP>, unpack_scheme<kBits4, MAP>,
     unpack_scheme<kBits5, MAP>, unpack_scheme<kBits6, MAP>, unpack_scheme<kBits7, MAP>, unpack_scheme<kBits8, MAP>,
     unpack_scheme<kBase3, MAP>, unpack_scheme<kBase5, MAP>, unpack_scheme<kBase6, MAP>};
 
-void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *table, uint8_t *codes) {
+void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes) {
   const uint32_t levels = kSchemeTable[packing.scheme].base;
-  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, table, codes);
-  kUnpack<false>[packing.scheme](packing, planes, nullptr, codes);
+  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, shared, table, codes);
+  kUnpack<false>[packing.scheme](packing, planes, shared, nullptr, codes);
   if (table) map_codes(codes, packing.vectors * 64, table, levels);
 }
 

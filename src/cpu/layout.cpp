@@ -35,29 +35,20 @@ SchemeId scheme_of(uint32_t levels) {
   }
 }
 
-// The last, shorter unit: as few planes as `fields` fields of `vectors` vectors in all need.
-void pack_tail(const Scheme &scheme, uint32_t fields, Packing *packing) {
-  const uint32_t digits = packing->vectors % scheme.digits;  // of the last field, 0: all
-  packing->tail_fields = uint8_t(fields);
-  for (uint32_t planes = 1; fields; planes++) {
-    const uint32_t direct = planes * scheme.direct, spare = planes * scheme.spare;
-    packing->tail_planes = uint8_t(planes);
-    if (direct + spare / scheme.bits >= fields) return;
-    if (scheme.base == 5 && digits && direct + 1 == fields && spare >= kShortBits[digits]) {
-      packing->short_digits = uint8_t(digits);
-      return;
-    }
-  }
-}
-
-Packing make_packing(uint32_t levels, uint32_t line) {
+// `tail`: bits of the shared planes that are taken.
+Packing make_packing(uint32_t levels, uint32_t line, uint32_t *tail) {
   Packing packing{};
   packing.scheme = scheme_of(levels);
   const Scheme &scheme = kSchemeTable[packing.scheme];
   packing.vectors = (line + kVector - 1) / kVector;
   const uint32_t fields = (packing.vectors + scheme.digits - 1) / scheme.digits;
   packing.units = fields / scheme.fields;
-  pack_tail(scheme, fields % scheme.fields, &packing);
+  packing.tail_fields = uint8_t(fields % scheme.fields);
+  packing.last_digits = uint8_t(scheme.digits - (fields * scheme.digits - packing.vectors));
+  // A short last field is single even if a whole one would complete a unit.
+  if (packing.last_digits < scheme.digits && packing.tail_fields == 0) packing.units--, packing.tail_fields = uint8_t(scheme.fields);
+  packing.tail_bit = uint16_t(*tail);
+  *tail += tail_bits(packing);
   return packing;
 }
 
@@ -77,7 +68,7 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   Region region{};
   region.first = cls.first, region.count = cls.count, region.levels = cls.levels, region.upper = upper;
   region.line = out->tile_tokens * cls.count;
-  region.packing = make_packing(cls.levels, region.line);
+  region.packing = make_packing(cls.levels, region.line, &out->tail);
   region.offset = out->codes;
   region.table = is_book(format) ? tables.book(cls.levels) : nullptr;
   region.scale = region.table ? book_scale(cls.levels) : 1.0f;
@@ -88,7 +79,7 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   const uint32_t quads = (cls.count + 3) / 4;
   out->quads += quads * arrays;
   out->decoded += (out->keys ? quads * 4 * out->tile_tokens : region.line) * arrays;
-  out->codes += plane_bytes(region.packing);
+  out->codes += size_t(kVector) * region.packing.units * kSchemeTable[region.packing.scheme].planes;
   out->regions.push_back(region);
 }
 
@@ -130,8 +121,15 @@ void set_params(const HeadFormat &format, TensorLayout *out) {
   out->params_size = out->group_stride * out->groups;
 }
 
-TensorLayout make_layout(std::pmr::memory_resource *memory, const Tables &tables, const HeadFormat &format, uint32_t tokens) {
+// Vector loads of rows or parameters pass their end.
+bool ends_inside_vector(const TensorLayout &layout) {
+  const bool by_slot = layout.family == Family::halves || layout.group;
+  return (by_slot ? layout.dim : layout.page_tokens) % 16 != 0;
+}
+
+TensorLayout make_layout(std::pmr::memory_resource *memory, const Tables &tables, const HeadFormat &format, uint32_t tokens, uint32_t tail) {
   TensorLayout layout(memory);
+  layout.tail = tail;
   layout.family = family_of(format);
   layout.keys = format.shape.tensor == KVQ_TENSOR_K;
   layout.dim = format.shape.dim;
@@ -163,8 +161,11 @@ const CodeTable *Tables::book(uint32_t levels) const {
   return nullptr;
 }
 
-size_t plane_bytes(const Packing &packing) {
-  return size_t(kVector) * (packing.units * kSchemeTable[packing.scheme].planes + packing.tail_planes);
+uint32_t tail_bits(const Packing &packing) {
+  if (packing.tail_fields == 0) return 0;
+  const Scheme &scheme = kSchemeTable[packing.scheme];
+  const bool is_short = packing.last_digits < scheme.digits;
+  return (packing.tail_fields - is_short) * scheme.bits + (is_short ? kShortBits[packing.scheme][packing.last_digits] : 0);
 }
 
 // Every code twice (wide books), a word of rest per class, and kitty's boosted channels.
@@ -178,15 +179,16 @@ CpuPageFormat::CpuPageFormat(std::pmr::memory_resource *memory, const Tables &ta
   page_tokens = tokens;
   layouts.reserve(2 * k.size());
   for (size_t head = 0; head < k.size(); head++) {
-    TensorLayout key = make_layout(memory, tables, k[head], tokens), value = make_layout(memory, tables, v[head], tokens);
+    TensorLayout key = make_layout(memory, tables, k[head], tokens, 0);
+    TensorLayout value = make_layout(memory, tables, v[head], tokens, key.tail);
     value.tile_offset = key.codes;
-    key.tile_stride = value.tile_stride = key.codes + value.codes;
+    key.tail_offset = value.tail_offset = key.codes + value.codes;
+    key.tile_stride = value.tile_stride = key.tail_offset + (value.tail + 7) / 8 * kVector;
     key.params = key.tile_stride * key.tiles;
     value.params = key.params + (key.params_size + 15) / 16 * 16;
     offsets.push_back(bytes);
-    // Vector loads of parameters and of fp16 rows may pass their end.
-    const size_t slack = tokens % 16 || key.dim % 16 || value.dim % 16 ? 32 : 0;
-    bytes += (value.params + value.params_size + slack + kVector - 1) / kVector * kVector;
+    bytes += (value.params + value.params_size + kVector - 1) / kVector * kVector;
+    if (head + 1 == k.size() && (ends_inside_vector(key) || ends_inside_vector(value))) bytes += kVector;
     layouts.push_back(std::move(key));
     layouts.push_back(std::move(value));
   }

@@ -1,7 +1,7 @@
 // The layout of packed pages in host memory, and the way between it and codec/codec.h's Block.
 //
 // A page is one blob per KV head, and a blob is
-//   tile 0: codes of K, codes of V | tile 1: ... | parameters of K | parameters of V
+//   tile 0: codes of K, codes of V, shared planes | tile 1: ... | parameters of K | parameters of V
 // A *tile* is up to kTileTokens tokens, T of them (a multiple of 4); most pages are one tile.  The codes of a tensor are *regions*,
 // one per class of slots that share a level count (kitty has a second region for the upper two bits of its boosted channels).
 //
@@ -19,9 +19,10 @@
 //   digits     1  1  1   1   1   1    1    1   5   3   3   1
 // Field f of a unit is vector f (or vectors digits * f and on).  Fields fill the planes from bit 0 up, floor(8 / bits) per plane; the
 // spare bits of a unit's planes, read in order as one number, hold the fields that are left: 8 fields of 3 bits lie in 3 planes, of 5
-// in 5, of 7 in 7, and 4 of 6 bits in 3.  The last, shorter unit has as many planes as its fields need; with 5 levels a last field of
-// one or two digits may take 3 or 5 spare bits.  Digits d0, d1, ... are stored as ceil((d0 * L + d1) * L + ... * 2^bits / L^digits):
-// multiplying by L yields them one after the other.
+// in 5, of 7 in 7, and 4 of 6 bits in 3.  Fields that make no whole unit, of all regions of K and then of V, follow each other bit by
+// bit in the tile's shared planes; a last field of fewer digits takes only the bits that it needs.
+// Digits d0, d1, ... are stored as ceil(number * 2^bits / L^digits), number = (d0 * L + d1) * L + ...: multiplying by L yields them
+// one after the other.
 //
 // Raw tensors (fp16) are keys [slot][token], values [token][slot].
 // Parameters: rows [parameter][token]; columns [group of tokens]{s [slot], z [slot]}, for kitty also the boosted channels, ascending.
@@ -80,7 +81,9 @@ struct TensorLayout {
   uint32_t group = 0, groups = 0;  // tokens of a group, groups of a page (columns)
   uint32_t boosted = 0;            // kitty
   uint32_t param_bytes = 2;        // 1: params=
-  size_t tile_offset = 0, tile_stride = 0, codes = 0;  // of tile 0 in the blob, between tiles, of a tile
+  size_t tile_offset = 0, tile_stride = 0, codes = 0;  // of tile 0 in the blob, between tiles, of a tile without shared planes
+  size_t tail_offset = 0;          // of the shared planes in a tile
+  uint32_t tail = 0;               // their bits, with those of the tensor before
   size_t params = 0, group_stride = 0, params_size = 0;  // of the parameters in the blob, bytes of a group (columns), all
   uint32_t quads = 0, decoded = 0; // of a decoded tile: quads of slots (keys), bytes
   std::pmr::vector<Region> regions;
@@ -109,8 +112,8 @@ size_t code_bytes(uint32_t dim);
 // The byte of each of the four neighbours in a word.
 inline constexpr uint32_t kByte[4] = {0, 2, 1, 3};
 
-// Bytes of the planes of a packing.
-size_t plane_bytes(const Packing &packing);
+// Bits of shared planes that a packing takes.
+uint32_t tail_bits(const Packing &packing);
 
 // Write a block into rows [first, first + block.tokens) of one tensor of a page (columns: whole groups), or append rows to it.
 void write_rows(const CpuPageFormat &format, void *page, uint32_t head, uint32_t tensor, uint32_t first, const Block &block);

@@ -20,39 +20,45 @@ void make_fields(const Scheme &scheme, const uint8_t *line, uint32_t digits, uin
   }
 }
 
-// Bits [0, bits) of the fields to bits [shift, shift + bits) of a plane.
-void place(const uint8_t *fields, uint32_t first, uint32_t bits, uint32_t shift, uint8_t *plane) {
-  for (uint32_t i = 0; i < 64; i++) plane[i] |= uint8_t((fields[i] >> first & ((1u << bits) - 1)) << shift);
+// Bits [0, bits) of the fields to bits [bit, bit + bits) of planes: bit b is bit b mod 8 of plane b / 8.
+void place(const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) {
+  for (uint32_t b = 0; b < bits;) {
+    const uint32_t shift = (bit + b) % 8, n = std::min(8 - shift, bits - b), mask = (1u << n) - 1;
+    uint8_t *plane = planes + (bit + b) / 8 * 64;
+    for (uint32_t i = 0; i < 64; i++) plane[i] = uint8_t((plane[i] & ~(mask << shift)) | (fields[i] >> b & mask) << shift);
+    b += n;
+  }
 }
 
-// Field `index` of a unit of `count` planes.
-void place_field(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint32_t bits, uint32_t count, uint8_t *planes) {
-  const uint32_t direct = count * scheme.direct, low = scheme.direct * scheme.bits;
+// Field `index` of a unit.
+void place_in_unit(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint8_t *planes) {
+  const uint32_t direct = scheme.planes * scheme.direct;
   if (index < direct)
-    return place(fields, 0, bits, index % scheme.direct * scheme.bits, planes + index / scheme.direct * 64);
-  for (uint32_t b = 0; b < bits; b++) {
+    return place(fields, scheme.bits, index / scheme.direct * 8 + index % scheme.direct * scheme.bits, planes);
+  for (uint32_t b = 0; b < scheme.bits; b++) {
     const uint32_t spare = (index - direct) * scheme.bits + b;
-    place(fields, b, 1, low + spare % scheme.spare, planes + spare / scheme.spare * 64);
+    uint8_t bits[64];
+    for (uint32_t i = 0; i < 64; i++) bits[i] = fields[i] >> b;
+    place(bits, 1, spare / scheme.spare * 8 + scheme.direct * scheme.bits + spare % scheme.spare, planes);
   }
 }
 
 // `line` is readable, as zeros, for a whole field behind its end.
-void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes) {
+void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes, uint8_t *shared) {
   const Scheme &scheme = kSchemeTable[packing.scheme];
-  std::memset(planes, 0, plane_bytes(packing));
   uint8_t fields[64];
-  for (uint32_t unit = 0; unit <= packing.units; unit++) {
-    const bool tail = unit == packing.units;
-    const uint32_t count = tail ? packing.tail_fields : scheme.fields;
-    for (uint32_t f = 0; f < count; f++) {
-      const bool is_short = tail && packing.short_digits && f + 1 == count;
-      const uint32_t digits = is_short ? packing.short_digits : scheme.digits;
-      const uint32_t bits = is_short ? kShortBits[digits] : scheme.bits;
-      make_fields(scheme, line, digits, bits, fields);
-      place_field(scheme, fields, f, bits, tail ? packing.tail_planes : scheme.planes, planes);
-      line += 64 * digits;
-    }
-    planes += 64 * scheme.planes;
+  for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits) {
+    make_fields(scheme, line, scheme.digits, scheme.bits, fields);
+    place_in_unit(scheme, fields, f % scheme.fields, planes + f / scheme.fields * scheme.planes * 64);
+  }
+  uint32_t bit = packing.tail_bit;
+  for (uint32_t f = 0; f < packing.tail_fields; f++, line += 64 * scheme.digits) {
+    const bool is_short = f + 1 == packing.tail_fields && packing.last_digits < scheme.digits;
+    const uint32_t digits = is_short ? packing.last_digits : scheme.digits;
+    const uint32_t bits = is_short ? kShortBits[packing.scheme][digits] : scheme.bits;
+    make_fields(scheme, line, digits, bits, fields);
+    place(fields, bits, bit, shared);
+    bit += bits;
   }
 }
 
@@ -69,10 +75,10 @@ size_t line_index(const TensorLayout &layout, const Region &region, uint32_t tok
 struct Lines {
   explicit Lines(std::pmr::memory_resource *memory) : bytes(memory) {}
   // The line of a region's tile; decoded if `old`, else zeros.
-  uint8_t *open(const Region &region, const uint8_t *planes, bool old) {
+  uint8_t *open(const Region &region, const uint8_t *planes, const uint8_t *shared, bool old) {
     bytes.assign(region.line + kSlack, 0);
     if (old) {
-      kernels_portable.unpack(region.packing, planes, nullptr, bytes.data());
+      kernels_portable.unpack(region.packing, planes, shared, nullptr, bytes.data());
       std::fill(bytes.begin() + region.line, bytes.end(), uint8_t(0));
     }
     return bytes.data();
@@ -127,11 +133,12 @@ void write_codes(const TensorLayout &layout, uint8_t *blob, uint32_t first, uint
   Lines lines(memory);
   for_tiles(layout, first, count, [&](const TileRows &rows) {
     uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
+    uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
     for (const Region &region : layout.regions) {
-      uint8_t *planes = tile + region.offset, *line = lines.open(region, planes, rows.count < layout.tile_tokens);
+      uint8_t *planes = tile + region.offset, *line = lines.open(region, planes, shared, rows.count < layout.tile_tokens);
       for_codes(layout, region, rows, block, line,
                 [](uint8_t &byte, uint8_t code, uint32_t shift, uint32_t mask) { byte = uint8_t(code >> shift & mask); });
-      pack_line(region.packing, line, planes);
+      pack_line(region.packing, line, planes, shared);
     }
   });
 }
@@ -142,8 +149,9 @@ void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first,
   Lines lines(memory);
   for_tiles(layout, first, count, [&](const TileRows &rows) {
     const uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
+    const uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
     for (const Region &region : layout.regions) {
-      uint8_t *line = lines.open(region, tile + region.offset, true);
+      uint8_t *line = lines.open(region, tile + region.offset, shared, true);
       for_codes(layout, region, rows, block, line,
                 [](uint8_t &byte, uint8_t &code, uint32_t shift, uint32_t) { code |= uint8_t(byte << shift); });
     }

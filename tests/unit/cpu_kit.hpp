@@ -37,7 +37,6 @@ struct Options {
   uint32_t queries = 1, window = 0;
   float softcap = 0;
   const float *sinks = nullptr;
-  uint32_t out_dtype = KVQ_DTYPE_F32;
 };
 
 struct Outputs {
@@ -106,19 +105,47 @@ class Cache {
     return backend->attend(call, workspace().get());
   }
 
+  // Let the oracle see value order[i] at position i, where pages of token classes list their own positions.
+  void reorder(const std::vector<uint32_t> &order) {
+    for (auto *tensor : {&k_, &v_})
+      for (std::vector<float> &head : *tensor) {
+        const size_t dim = head.size() / order.size();
+        std::vector<float> sorted;
+        for (const uint32_t from : order) sorted.insert(sorted.end(), head.begin() + from * dim, head.begin() + (from + 1) * dim);
+        head = sorted;
+      }
+  }
+
+  // See only tokens [first, end): views and oracle alike.
+  void cut(uint32_t first, uint32_t end) {
+    first_ = first, end_ = end;
+    std::vector<PageView> kept;
+    uint32_t at = 0;
+    for (PageView view : views) {
+      const uint32_t count = view.count, begin = std::max(at, first), stop = std::min(at + count, end);
+      if (begin < stop) {
+        view.first += begin - at, view.count = stop - begin, view.position = begin - first;
+        kept.push_back(view);
+      }
+      at += count;
+    }
+    views = kept;
+  }
+  void uncut() { first_ = 0, end_ = UINT64_MAX; }
+
   float scale() const { return float(1.0 / std::sqrt(double(shape.dim_k))); }
   std::shared_ptr<kvq::Workspace> workspace() const { return backend->make_workspace({&shape, 1}); }
   kvq::PageList page_list() const {
     return {this, views.size(), [](const void *self, uint32_t, size_t i) { return static_cast<const Cache *>(self)->views[i]; }};
   }
-  uint64_t tokens() const { return k_[0].size() / shape.dim_k; }
+  uint64_t tokens() const { return std::min<uint64_t>(end_, k_[0].size() / shape.dim_k) - first_; }
 
   // The same in float64.
   Attended exact(const std::vector<float> &q, const Options &options = {}) const {
     std::vector<float> entered, k, v;
     for (const float x : q) entered.push_back(entry(x));
-    for (const auto &head : k_) k.insert(k.end(), head.begin(), head.end());
-    for (const auto &head : v_) v.insert(v.end(), head.begin(), head.end());
+    for (const auto &head : k_) k.insert(k.end(), head.begin() + first_ * shape.dim_k, head.begin() + (first_ + tokens()) * shape.dim_k);
+    for (const auto &head : v_) v.insert(v.end(), head.begin() + first_ * shape.dim_v, head.begin() + (first_ + tokens()) * shape.dim_v);
     Attention attention{tokens(), options.queries, shape.q_heads, shape.kv_heads, shape.dim_k, shape.dim_v, entered.data(), k.data(), v.data()};
     attention.scale = scale();
     attention.softcap = options.softcap;
@@ -211,7 +238,7 @@ class Cache {
   std::vector<std::vector<float>> k_, v_;  // [kv_heads][tokens][dim]
   std::deque<Owned> pages_;
   std::vector<std::shared_ptr<const kvq::PageFormat>> formats_;
-  uint64_t listed_ = 0;
+  uint64_t listed_ = 0, first_ = 0, end_ = UINT64_MAX;
 };
 
 // Texts of codecs for a head dimension: every kind, and what their options change.
