@@ -11,22 +11,18 @@ namespace {
 
 constexpr size_t kSmallest = 256, kLargestSlab = size_t(256) << 20;
 
-// Eight sizes between powers of two: at most 1/8 of a block is lost.
-size_t rounded(size_t bytes) {
+}  // namespace
+
+size_t Arena::rounded(size_t bytes) {
   bytes = std::max(bytes, kSmallest);
   const size_t step = std::max<size_t>(std::bit_floor(bytes) / 8, kSmallest);
   return (bytes + step - 1) / step * step;
 }
 
-}  // namespace
-
 Arena::Arena(Memory *memory, int device) : memory_(memory), device_(device), slabs_(memory), classes_(memory) {}
 
 Arena::~Arena() {
-  for (const Slab &slab : slabs_) {
-    cudaFree(slab.data);
-    memory_->discharge(slab.bytes);
-  }
+  for (const Slab &slab : slabs_) cudaFree(slab.data);
 }
 
 Arena::Class &Arena::class_of(size_t bytes) {
@@ -40,12 +36,6 @@ Arena::Class &Arena::class_of(size_t bytes) {
 void Arena::add_slab(size_t at_least) {
   slabs_.reserve(slabs_.size() + 1);
   for (size_t bytes = std::max(next_, at_least);; bytes = std::max(at_least, bytes / 4)) {
-    try {
-      memory_->charge(bytes);
-    } catch (const LimitReached &) {
-      if (bytes == at_least) throw;
-      continue;
-    }
     void *data = nullptr;
     if (cudaMalloc(&data, bytes) == cudaSuccess) {
       slabs_.push_back({static_cast<char *>(data), bytes});
@@ -55,21 +45,29 @@ void Arena::add_slab(size_t at_least) {
       return;
     }
     cudaGetLastError();
-    memory_->discharge(bytes);
     if (bytes == at_least) throw std::bad_alloc();
   }
 }
 
-void *Arena::allocate(size_t bytes) {
-  bytes = rounded(bytes);
+void *Arena::allocate_exactly(size_t bytes) {
   const std::lock_guard lock(mutex_);
+  memory_->charge(bytes);
+  try {
+    return cut(bytes);
+  } catch (...) {
+    memory_->discharge(bytes);
+    throw;
+  }
+}
+
+void *Arena::cut(size_t bytes) {
   Class &c = class_of(bytes);
   if (!c.free.empty()) {
     void *block = c.free.back();
     c.free.pop_back();
     return block;
   }
-  c.free.reserve(size_t(c.blocks) + 1 > c.free.capacity() ? std::max<size_t>(2 * c.free.capacity(), size_t(c.blocks) + 16) : 0);
+  if (c.blocks + 1 > c.free.capacity()) c.free.reserve(std::max<size_t>(2 * c.free.capacity(), 16));
   cudaSetDevice(device_);
   if (size_t(end_ - at_) < bytes) add_slab(bytes);
   void *block = at_;
@@ -78,9 +76,10 @@ void *Arena::allocate(size_t bytes) {
   return block;
 }
 
-void Arena::release(void *block, size_t bytes) noexcept {
+void Arena::release_exactly(void *block, size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  class_of(rounded(bytes)).free.push_back(block);
+  memory_->discharge(bytes);
+  class_of(bytes).free.push_back(block);
 }
 
 }  // namespace kvq::cuda

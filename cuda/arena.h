@@ -1,7 +1,8 @@
 // Device memory of a cache: slabs that pages and tables are cut from, counted in the cache's Memory.
 //
-// A block is a power of two or three quarters of one, at least 256 bytes; freed blocks wait in a list of their size.  Reuse is safe
-// without waiting because a backend orders all work of a cache (order.h).
+// Pages are multiples of 256 bytes; other blocks are rounded to one of eight sizes between powers of two.  Freed blocks wait in a
+// list of their size.  Reuse is safe without waiting because a backend orders all work of a cache (order.h).  Counted are the
+// blocks in use: slabs are a reserve, freed with the cache, of at most the peak of that count and one slab more.
 #pragma once
 #include <cstdint>
 #include <mutex>
@@ -16,8 +17,11 @@ class Arena {
   ~Arena();
   Arena(const Arena &) = delete;
 
-  void *allocate(size_t bytes);  // throws std::bad_alloc or LimitReached
-  void release(void *block, size_t bytes) noexcept;
+  // Throw std::bad_alloc or LimitReached.
+  void *allocate_page(size_t bytes) { return allocate_exactly(page_size(bytes)); }
+  void *allocate(size_t bytes) { return allocate_exactly(rounded(bytes)); }
+  void release_page(void *block, size_t bytes) noexcept { release_exactly(block, page_size(bytes)); }
+  void release(void *block, size_t bytes) noexcept { release_exactly(block, rounded(bytes)); }
 
  private:
   struct Slab {
@@ -30,6 +34,11 @@ class Arena {
     Vector<void *> free;
     uint64_t blocks = 0;  // cut so far, so that release never allocates
   };
+  static size_t page_size(size_t bytes) { return (bytes + 255) / 256 * 256; }
+  static size_t rounded(size_t bytes);
+  void *allocate_exactly(size_t bytes);
+  void *cut(size_t bytes);
+  void release_exactly(void *block, size_t bytes) noexcept;
   Class &class_of(size_t bytes);
   void add_slab(size_t at_least);
 

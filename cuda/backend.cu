@@ -41,8 +41,8 @@ class CudaBackend final : public Backend {
   size_t raw_page_bytes(const LayerShape &shape) const override { return raw_shape(shape).head_elements() * shape.kv_heads * 2; }
   std::shared_ptr<const PageFormat> make_format(const LayerShape &shape, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
                                                 std::pmr::vector<HeadFormat> &&v) override;
-  void *allocate_page(size_t bytes) override { return arena_.allocate(bytes); }
-  void release_page(void *page, size_t bytes) noexcept override { arena_.release(page, bytes); }
+  void *allocate_page(size_t bytes) override { return arena_.allocate_page(bytes); }
+  void release_page(void *page, size_t bytes) noexcept override { arena_.release_page(page, bytes); }
 
   Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                     uint64_t *saturated) override {

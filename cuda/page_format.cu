@@ -9,6 +9,7 @@
 #include "codec/bits.h"
 #include "codec/books.h"
 #include "codec/descriptor.h"
+#include "cuda/attend_fast.h"
 #include "cuda/check.h"
 
 namespace kvq::cuda {
@@ -75,7 +76,7 @@ KeyPath key_path(const HeadFormat &head, uint32_t page_tokens) {
   if (codec.kind == Kind::lloyd)
     return codec.levels == 4 ? KeyPath::book2 : codec.levels == 8 ? KeyPath::book3 : codec.levels == 16 ? KeyPath::book4 : KeyPath::none;
   if (codec.kind != Kind::affine_channel && codec.kind != Kind::channel_widths && codec.kind != Kind::pair_mix) return KeyPath::none;
-  if (codec.group % kTile && codec.group != 32) return KeyPath::none;
+  if (codec.group % kTile) return KeyPath::none;
   for (const SlotClass &cls : head.classes)
     if (!std::has_single_bit(cls.levels) || cls.levels > 64) return KeyPath::none;
   return KeyPath::columns;
@@ -108,7 +109,7 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
     keys = h == 0 || key == keys ? key : KeyPath::none;
     values = h == 0 || value == values ? value : ValuePath::none;
   }
-  if (keys == KeyPath::none || values == ValuePath::none) keys = KeyPath::none, values = ValuePath::none;
+  if (!has_fused(keys, values)) keys = KeyPath::none, values = ValuePath::none;
   tensors.resize(size_t(heads) * 2);
   blobs_.resize(heads);
   uint32_t offset = 0;

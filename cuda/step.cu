@@ -36,7 +36,7 @@ class Planner {
   void add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *plan);
   uint32_t add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry);
   uint32_t place_positions(const PageView &view);
-  void choose_splits(const LayerShape &shape, size_t first, Plan *plan);
+  void choose_splits(uint32_t layer, size_t first, Plan *plan);
   Status upload(cudaStream_t stream);
 
   const StepSource &source_;
@@ -77,7 +77,7 @@ void Planner::add_layer(uint32_t layer) {
   }
   plan.tokens = uint32_t(rows_.size() - first_row);
   plan.n_sequences = uint32_t(sequences_.size() - first);
-  choose_splits(shape, first, &plan);
+  choose_splits(layer, first, &plan);
   partials_ = std::max(partials_, size_t(plan.items) * kRows * (shape.dim_v + 2));
   plans_.push_back(plan);
 }
@@ -110,6 +110,7 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
     const PageView view = list.get(list.self, shapes_[layer].source, i);
     PageEntry page{view.page, view.first, view.count, uint32_t(view.position), 0, kRawKind, 0};
     if (view.format) {
+      if (entry->packed++ == 0) entry->raw_front = uint32_t(i);
       const auto *format = static_cast<const CudaPageFormat *>(view.format);
       uint32_t kind = 0;
       while (kind < 2 && formats[kind] && formats[kind] != format) kind++;
@@ -127,26 +128,31 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
     }
     pages_.push_back(page);
   }
+  if (entry->packed == 0) entry->raw_front = uint32_t(list.count);
   return uint32_t(list.count);
 }
 
 // Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
-void Planner::choose_splits(const LayerShape &shape, size_t first, Plan *plan) {
+void Planner::choose_splits(uint32_t layer, size_t first, Plan *plan) {
+  const LayerShape &shape = shapes_[layer];
   const uint32_t ratio = shape.q_heads / shape.kv_heads;
   const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + kRows - 1) / kRows; };
   uint64_t work = 0;
   for (size_t s = first; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
-  const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);
+  const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
   uint32_t items = 0, groups = 0;
   for (size_t s = first; s < sequences_.size(); s++) {
     SequenceEntry &entry = sequences_[s];
-    entry.splits = uint32_t(std::clamp<uint64_t>((entry.pages + share / 2) / share, 1, kMaxSplits));
+    entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
     entry.item_begin = items;
     entry.group_begin = groups;
     items += blocks(entry) * entry.splits * shape.kv_heads;
     groups += blocks(entry) * shape.kv_heads;
   }
   plan->items = items;
+  LayerLaunch &launch = state_.launches[layer];
+  launch.items = items;
+  launch.pages_per_item = items ? uint32_t(work / items) : 0;
   groups_ = std::max(groups_, groups);
 }
 

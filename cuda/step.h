@@ -14,7 +14,7 @@ namespace kvq::cuda {
 struct LayerLaunch {
   KeyPath keys = KeyPath::none;
   ValuePath values = ValuePath::none;
-  uint32_t blob_bytes = 0;
+  uint32_t blob_bytes = 0, items = 0, pages_per_item = 0;
 };
 
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.

@@ -2,6 +2,7 @@
 // bytes; attention agrees with float64 over the exported values (section 9).
 //
 // KVQ_CUDA_CASES sets the number of cases (400), KVQ_CUDA_FIRST the first of them.
+#include <array>
 #include <cstdlib>
 #include <memory>
 
