@@ -57,7 +57,7 @@ struct TensorFormat {
   uint32_t codes, tile_stride;               // of tile 0; between tiles (fragments)
   uint32_t params, params_stride;            // parameters; fragments: rows between tiles
   uint32_t positions;                        // kitty: position bytes [groups][dim]
-  uint8_t width[kUnits];                     // fragments: of a unit; 0: no codes
+  alignas(8) uint8_t width[kUnits];                     // fragments: of a unit; 0: no codes
   uint16_t unit[kUnits];                     // fragments: offset of a unit in a tile's codes
   uint8_t book16;                            // fragments of width 4: sign and magnitude instead of the code
 };
