@@ -18,13 +18,8 @@ struct Item {
 };
 
 __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
-  uint32_t low = 0, high = plan.n_sequences;
-  while (high - low > 1) {
-    const uint32_t middle = (low + high) / 2;
-    (plan.sequences[middle].item_begin <= index ? low : high) = middle;
-  }
   Item item;
-  item.sequence = plan.sequences + low;
+  item.sequence = plan.sequences + plan.owners[index / a.kv_heads];
   const uint32_t inside = index - item.sequence->item_begin, splits = item.sequence->splits;
   item.head = inside % a.kv_heads;
   item.split = inside / a.kv_heads % splits;
@@ -145,17 +140,17 @@ __device__ void finish_item(const Plan &plan, const AttendArguments &a, const It
     const size_t step = size_t(a.kv_heads) * size;
     for (uint32_t i = threadIdx.x; i < kRows * a.dim_v; i += blockDim.x) {
       const uint32_t row = i / a.dim_v, state = kRows * a.dim_v + 2 * row;
-      float m = -INFINITY, l = 0, sum = 0;
+      float m = -1e30f, l = 0, sum = 0;  // below every logit
+#pragma unroll 8
       for (uint32_t s = 0; s < splits; s++) m = fmaxf(m, __ldcg(all + s * step + state));
+#pragma unroll 8
       for (uint32_t s = 0; s < splits; s++) {
-        const float each = __ldcg(all + s * step + state);
-        if (each == -INFINITY) continue;
-        const float w = exp2_fast(each - m);
+        const float w = exp2_fast(__ldcg(all + s * step + state) - m);  // 0 for a split that saw nothing
         l = fmaf(w, __ldcg(all + s * step + state + 1), l);
         sum = fmaf(w, __ldcg(all + s * step + i), sum);
       }
       o[i] = sum;
-      if (i % a.dim_v == 0) ml[2 * row] = m, ml[2 * row + 1] = l;
+      if (i % a.dim_v == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
     }
     __syncthreads();
   }

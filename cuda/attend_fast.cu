@@ -20,8 +20,10 @@ constexpr Built kBuilt[] = {
     {KeyPath::book2, ValuePath::book2, launch_fused<BookKeys<2>, RowValues<2, false>>},
     {KeyPath::book3, ValuePath::book3, launch_fused<BookKeys<3>, RowValues<3, false>>},
     {KeyPath::book4, ValuePath::book4, launch_fused<BookKeys<4>, RowValues<4, false>>},
-    {KeyPath::columns, ValuePath::affine2, launch_fused<ColumnKeys, RowValues<2, true>>},
-    {KeyPath::columns, ValuePath::book2, launch_fused<ColumnKeys, RowValues<2, false>>},
+    {KeyPath::columns_2, ValuePath::affine2, launch_fused<ColumnKeys<0x22222222>, RowValues<2, true>>},
+    {KeyPath::columns_13, ValuePath::affine2, launch_fused<ColumnKeys<0x33331111>, RowValues<2, true>>},
+    {KeyPath::columns, ValuePath::affine2, launch_fused<ColumnKeys<0>, RowValues<2, true>>},
+    {KeyPath::columns, ValuePath::book2, launch_fused<ColumnKeys<0>, RowValues<2, false>>},
 };
 
 const Built *find(const LayerLaunch &launch) {

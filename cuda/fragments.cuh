@@ -114,10 +114,10 @@ __device__ __forceinline__ void open_barrier(uint32_t barrier) { asm volatile("m
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Plain stores to the ring come before copies to it.
 __device__ __forceinline__ void open_ring() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void fetch_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t barrier, uint32_t lane) {
+__device__ __forceinline__ void fetch_page(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier, uint32_t lane) {
   if (lane != 0) return;
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
@@ -134,9 +134,9 @@ __device__ __forceinline__ void await_page(uint32_t barrier, uint32_t phase) {
 __device__ __forceinline__ void open_barrier(uint32_t) {}
 __device__ __forceinline__ void publish_barriers() {}
 __device__ __forceinline__ void open_ring() {}
-__device__ __forceinline__ void fetch_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t, uint32_t lane) {
+__device__ __forceinline__ void fetch_page(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t, uint32_t lane) {
   for (uint32_t i = lane * 16; i < bytes; i += 512)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 __device__ __forceinline__ void await_page(uint32_t, uint32_t) {

@@ -99,6 +99,28 @@ __device__ __forceinline__ float quantize_query(const Lane &me, Products &&produ
   return __shfl_sync(~0u, top * (1.0f / 32600.0f), me.t * 8);
 }
 
+// Section 3 on the four channels 4 * lane + j of a row of 128, by one warp; no barrier, no memory.
+__device__ __forceinline__ void rotate_row(uint32_t lane, const TensorFormat &f, bool inverse, float (&x)[4]) {
+  const uint64_t signs = splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ lane / 16) >> (4 * (lane % 16));
+  const auto sign = [&] {
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
+  };
+  if (!inverse) sign();
+  const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
+  x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float other = __shfl_xor_sync(~0u, x[j], distance);
+      x[j] = lane & distance ? other - x[j] : x[j] + other;
+    }
+#pragma unroll
+  for (int j = 0; j < 4; j++) x[j] *= 0.0883883476f;  // 1 / sqrt(128)
+  if (inverse) sign();
+}
+
 // ---- keys
 
 // Codebook rows: the query is quantized once; a token's scale multiplies its logit.
@@ -111,19 +133,10 @@ struct BookKeys {
   uint32_t param_bytes;
 
   __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *q, const float *centers) {
-    table = level_table(f, W == 4);
-    unit = quantize_query(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + me.row * kFastDim + slot, x); }, b) * f.region[0].book->scale;
+    table = {f.table[0], f.table[1]};
+    unit = quantize_query(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + me.row * kFastDim + slot, x); }, b) * f.book_scale;
     center = centers[me.t];
     param_bytes = f.param_bytes;
-  }
-  __device__ static LevelTable level_table(const TensorFormat &f, bool magnitudes) {
-    uint32_t bytes[2] = {0, 0};
-    const uint32_t levels = f.region[0].levels;
-    for (uint32_t i = 0; i < 8; i++) {
-      const int level = f.region[0].book->level[magnitudes ? 8 + i : i % levels];
-      bytes[i / 4] |= uint32_t(level & 0xff) << 8 * (i % 4);
-    }
-    return {bytes[0], bytes[1]};
   }
   __device__ static void read_four(const float *q, float (&x)[4]) {
     const float4 v = *reinterpret_cast<const float4 *>(q);
@@ -156,7 +169,9 @@ struct BookKeys {
   }
 };
 
-// Affine columns of any widths up to 6: scales go into the query once per group, zeros into one number.
+// Affine columns of any widths up to 6: scales go into the query once per group, zeros into one number.  kWidths: a digit per unit
+// where the widths are always the same, else 0.
+template <uint32_t kWidths>
 struct ColumnKeys {
   static constexpr bool kColumns = true;
   uint32_t b[8];
@@ -231,10 +246,15 @@ struct ColumnKeys {
     int acc[4][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const uint32_t pair = (k < 2 ? widths.x : widths.y) >> (16 * (k & 1));
       uint32_t u[8], v[8];
-      codes = decode(pair & 0xff, codes, me.lane, u);
-      codes = decode(pair >> 8 & 0xff, codes, me.lane, v);
+      if constexpr (kWidths != 0) {
+        codes = decode(kWidths >> (8 * k) & 0xf, codes, me.lane, u);
+        codes = decode(kWidths >> (8 * k + 4) & 0xf, codes, me.lane, v);
+      } else {
+        const uint32_t pair = (k < 2 ? widths.x : widths.y) >> (16 * (k & 1));
+        codes = decode(pair & 0xff, codes, me.lane, u);
+        codes = decode(pair >> 8 & 0xff, codes, me.lane, v);
+      }
 #pragma unroll
       for (int i = 0; i < 4; i++) multiply_query(acc[i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[2 * k], b[2 * k + 1]);
     }
@@ -252,12 +272,13 @@ struct RowValues {
   float scale;
   uint32_t param_bytes;
   __device__ __forceinline__ void begin_item(const TensorFormat &f) {
-    table = kAffine ? LevelTable{0x03020100u, 0x03020100u} : BookKeys<W>::level_table(f, W == 4);
-    scale = kAffine ? 1.0f : f.region[0].book->scale;
+    table = kAffine ? LevelTable{0x03020100u, 0x03020100u} : LevelTable{f.table[0], f.table[1]};
+    scale = kAffine ? 1.0f : f.book_scale;
     param_bytes = f.param_bytes;
   }
   // Weights p * scale of a tile; tokens of p = 0 may lie where nothing was written.
-  __device__ __forceinline__ void weigh(const Lane &me, const uint8_t *codes, const float (&p)[8], bool masked, float (&w)[8], Soft &soft) const {
+  template <bool masked>
+  __device__ __forceinline__ void weigh(const Lane &me, const uint8_t *codes, const float (&p)[8], float (&w)[8], Soft &soft) const {
     float s[8], z[8];
     if constexpr (kAffine)
       load_scales_zeros(codes + 8 * W * 128, me.r, s, z);
@@ -328,11 +349,10 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
 
 // Positions that the lane's row sees, as token numbers of the tile.
 struct Mask {
-  bool any = false;
-  int begin = 0, end = 64;
+  int begin, end;
 };
 
-template <class Keys, class Values>
+template <bool masked, class Keys, class Values>
 __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const Values &values, const TensorFormat &key, const uint8_t *key_codes,
                                          const uint8_t *value_codes, float softcap, const Mask &mask, Soft &soft) {
   float s[8];
@@ -341,7 +361,7 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
 #pragma unroll
     for (int x = 0; x < 8; x++) s[x] = softcap * kLog2E * tanhf(s[x] / (softcap * kLog2E));
   }
-  if (mask.any) {
+  if constexpr (masked) {
 #pragma unroll
     for (int x = 0; x < 8; x++) {
       const int token = 8 * x + int(me.r);
@@ -353,7 +373,7 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
   float p[8], w[8];
 #pragma unroll
   for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[x] - soft.m), soft.l += p[x];
-  values.weigh(me, value_codes, p, mask.any, w, soft);
+  values.template weigh<masked>(me, value_codes, p, w, soft);
   uint32_t b[4];
   const float unit = spread_weights(me, w, b);
   values.add(me, value_codes, b, unit, soft);

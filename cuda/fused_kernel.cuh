@@ -4,31 +4,39 @@
 
 namespace kvq::cuda {
 
-constexpr uint32_t kMaxWarps = 16, kMaxStages = 4;
+constexpr uint32_t kMaxWarps = 16, kStages = 2;
 
 // Shared memory of a block besides the ring.
 struct Queries {
-  float raw[kRows * kFastDim];   // scaled to base 2, by channel
-  float slot[kRows * kFastDim];  // as the keys are stored
+  alignas(16) float raw[kRows * kFastDim];   // scaled to base 2, by channel
+  alignas(16) float slot[kRows * kFastDim];  // as the keys are stored
   float center[kRows];
   float ml[2 * kRows];
-  uint64_t barrier[kMaxWarps * kMaxStages];
+  uint64_t barrier[kMaxWarps * kStages];
 };
 
+// A warp a row; the others wait.
 __device__ inline void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries &s) {
-  for (uint32_t i = threadIdx.x; i < kRows * kFastDim; i += blockDim.x)
-    s.raw[i] = load_query(item, a, i / kFastDim, i % kFastDim) * (a.scale * kLog2E);
-  __syncthreads();
   const uint32_t row = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (key && row < kRows) {
-    float *q = s.slot + row * kFastDim;
-    for (uint32_t j = lane; j < kFastDim; j += 32) q[j] = s.raw[row * kFastDim + key->channel[j]];
-    if (key->rotate) rotate_warp(q, *key, key->region[0], false);
-    float sum = 0;
-    if (key->mu)
-      for (uint32_t c = lane; c < kFastDim; c += 32) sum += s.raw[row * kFastDim + c] * half_to_float(key->mu[c]);
-    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane == 0) s.center[row] = sum;
+  if (row < kRows) {
+    float *raw = s.raw + row * kFastDim, *slot = s.slot + row * kFastDim;
+    float x[4], sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = load_query(item, a, row, 4 * lane + j) * (a.scale * kLog2E);
+    *reinterpret_cast<float4 *>(raw + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+    if (key) {
+      if (key->mu)
+        for (int j = 0; j < 4; j++) sum += x[j] * half_to_float(key->mu[4 * lane + j]);
+      for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+      if (lane == 0) s.center[row] = sum;
+      if (key->rotate) {  // rows of one class: slots are channels
+        rotate_row(lane, *key, false, x);
+        *reinterpret_cast<float4 *>(slot + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+      } else {
+        __syncwarp();
+        for (uint32_t j = lane; j < kFastDim; j += 32) slot[j] = raw[key->channel[j]];
+      }
+    }
   }
   __syncthreads();
 }
@@ -121,84 +129,99 @@ __device__ inline void rotate_outputs(const Lane &me, const TensorFormat &f, flo
   for (int y = 0; y < 16; y++) o[y] *= 0.0883883476f;  // 1 / sqrt(128)
 }
 
-// Descriptions of a warp's pages, 32 at a time in registers, the next 32 on their way.
-struct PageStream {
-  const PageEntry *list;
-  uint32_t first, step, count, lane;
+// A warp's walk over the packed pages of an item; opened before the queries are there, so that pages are on their way.  Addresses
+// are read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+struct Walk {
+  const PageEntry *list;  // of page 0; the next one is `step` entries on
+  uint32_t step, count, offset, bytes, slot_bytes, ring, barrier;  // the last two: shared addresses
+  uint32_t phases;        // bit s: of stage s
   uint64_t page, next_page;
-  uint32_t tokens, next_tokens, position, next_position;
-  __device__ void read(uint32_t i, uint64_t *at, uint32_t *n, uint32_t *where) const {
-    if (i >= count) return;
-    const PageEntry &entry = list[first + i * step];
-    *at = reinterpret_cast<uint64_t>(entry.page), *n = entry.count, *where = entry.position;
-  }
-  __device__ void open() {
-    read(lane, &page, &tokens, &position);
-    read(32 + lane, &next_page, &next_tokens, &next_position);
+
+  __device__ void read(uint32_t i, uint64_t *at) const {
+    if (i < count) *at = reinterpret_cast<uint64_t>(list[i * step].page);
   }
   // Page i, at most 31 ahead of the page that is worked on, `now`.
-  __device__ const uint8_t *address(uint32_t i, uint32_t now) const {
-    return reinterpret_cast<const uint8_t *>(__shfl_sync(~0u, i / 32 == now / 32 ? page : next_page, i % 32));
+  __device__ void fetch(uint32_t i, uint32_t now, uint32_t lane) {
+    const uint64_t at = __shfl_sync(~0u, i / 32 == now / 32 ? page : next_page, i % 32);
+    fetch_page(ring + i % kStages * slot_bytes, reinterpret_cast<const uint8_t *>(at) + offset, bytes, barrier + i % kStages * 8, lane);
   }
-  __device__ void advance(uint32_t now) {  // page `now` is done
+  __device__ void advance(uint32_t now, uint32_t lane) {  // page `now` is done
     if (now % 32 != 31) return;
-    page = next_page, tokens = next_tokens, position = next_position;
-    read(now + 33 + lane, &next_page, &next_tokens, &next_position);
+    page = next_page;
+    read(now + 33 + lane, &next_page);
   }
 };
 
-template <class Keys, class Values>
-__device__ void run_packed(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, uint32_t warp, uint32_t warps,
-                           uint32_t stages, uint32_t slot_bytes, uint8_t *ring, const Visible &sees, Queries &s, uint32_t *uses, Soft &soft) {
+__device__ inline Walk open_walk(const Plan &plan, const Item &item, const Lane &me, uint32_t warp, uint32_t warps, uint32_t slot_bytes,
+                                 const uint8_t *ring, Queries &s, uint32_t phases) {
   const SequenceEntry &sequence = *item.sequence;
-  const TensorFormat &key = sequence.tensors[0][2 * item.head], &value = sequence.tensors[0][2 * item.head + 1];
   const HeadBlob blob = sequence.blobs[0][item.head];
   const uint32_t begin = uint32_t(uint64_t(sequence.packed) * item.split / sequence.splits);
   const uint32_t end = uint32_t(uint64_t(sequence.packed) * (item.split + 1) / sequence.splits);
-  const uint32_t count = end - begin > warp ? (end - begin - warp + warps - 1) / warps : 0;
-  PageStream pages{plan.pages + sequence.page_begin + sequence.raw_front + begin, warp, warps, count, me.lane, 0, 0, 0, 0, 0, 0};
-  pages.open();
-  ring += warp * stages * slot_bytes;
-  uint64_t *barrier = s.barrier + warp * kMaxStages;
-  const auto fetch = [&](uint32_t i, uint32_t now) {
-    const uint8_t *from = pages.address(i, now) + blob.offset;
-    const uint32_t stage = i % stages;
-    fetch_page(ring + stage * slot_bytes, from, blob.bytes, shared_address(barrier + stage), me.lane);
-  };
+  Walk walk;
+  walk.list = plan.pages + sequence.page_begin + sequence.raw_front + begin + warp;
+  walk.step = warps;
+  walk.count = end - begin > warp ? (end - begin - warp + warps - 1) / warps : 0;
+  walk.offset = blob.offset, walk.bytes = blob.bytes, walk.slot_bytes = slot_bytes;
+  walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
+  walk.barrier = shared_address(s.barrier + warp * kStages);
+  walk.phases = phases;
+  walk.page = walk.next_page = 0;
+  walk.read(me.lane, &walk.page);
+  walk.read(32 + me.lane, &walk.next_page);
   open_ring();
-  for (uint32_t i = 0; i < stages && i < count; i++) fetch(i, 0);
+  for (uint32_t i = 0; i < kStages && i < walk.count; i++) walk.fetch(i, 0, me.lane);
+  return walk;
+}
+
+template <class Keys, class Values>
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Values &values, const TensorFormat &key, const TensorFormat &value,
+                                         const uint8_t *page, bool plain, const PageEntry &entry, float softcap, const Visible &sees,
+                                         const float *q, Soft &soft) {
+  uint32_t tokens = key.page_tokens, position = 0;
+  bool masked = false;
+  if (!plain) {
+    tokens = entry.count, position = entry.position;
+    masked = __any_sync(~0u, tokens < key.page_tokens || position < sees.begin || position + tokens > sees.end);
+  }
+  const uint8_t *key_codes = page + key.codes, *value_codes = page + value.codes, *params = page + key.params;
+#pragma unroll 1
+  for (uint32_t done = 0; done < tokens; done += kTile) {
+    if (Keys::kColumns && (done & (key.group - 1)) == 0) {  // a group is a power of two of tiles
+      keys.begin_page(me, key, q, params);
+      params += 2 * kFastDim * key.param_bytes;
+    }
+    if (!masked) {
+      run_tile<false>(me, keys, values, key, key_codes, value_codes, softcap, Mask{}, soft);
+    } else {
+      const int64_t from = int64_t(position) + done;
+      const Mask mask{int(max(int64_t(sees.begin) - from, int64_t(0))),
+                      int(min(min(int64_t(sees.end) - from, int64_t(tokens) - done), int64_t(kTile)))};
+      run_tile<true>(me, keys, values, key, key_codes, value_codes, softcap, mask, soft);
+    }
+    key_codes += key.tile_stride, value_codes += key.tile_stride;
+  }
+}
+
+template <class Keys, class Values>
+__device__ void run_packed(const AttendArguments &a, const Item &item, const Lane &me, Walk &walk, const Visible &sees, Queries &s,
+                           Soft &soft) {
+  const TensorFormat &key = item.sequence->tensors[0][2 * item.head], &value = item.sequence->tensors[0][2 * item.head + 1];
   Keys keys;
   Values values;
   keys.begin_item(me, key, s.slot, s.center);
   values.begin_item(value);
-  const uint32_t tiles = key.page_tokens / kTile, key_at = key.codes, value_at = value.codes, stride = key.tile_stride;
-  const uint32_t tiles_per_group = Keys::kColumns ? key.group / kTile : 1, group_bytes = 2 * kFastDim * key.param_bytes;
+  const bool plain = item.sequence->plain && a.window == 0;
+  const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
-  for (uint32_t i = 0; i < count; i++) {
-    const uint32_t stage = i % stages;
-    const uint32_t tokens = __shfl_sync(~0u, pages.tokens, i % 32), position = __shfl_sync(~0u, pages.position, i % 32);
-    await_page(shared_address(barrier + stage), *uses >> stage & 1);
-    *uses ^= 1u << stage;
-    const uint8_t *page = ring + stage * slot_bytes;
-    const bool partial = tokens < key.page_tokens || position < sees.begin || position + tokens > sees.end;
-    const bool masked = __any_sync(~0u, partial);
-#pragma unroll 1
-    for (uint32_t tile = 0; tile < tiles; tile++) {
-      const int64_t from = int64_t(position) + tile * kTile;
-      Mask mask;
-      if (masked) {
-        if (tile * kTile >= tokens) break;
-        mask.any = true;
-        mask.begin = int(max(int64_t(sees.begin) - from, int64_t(0)));
-        mask.end = int(min(min(int64_t(sees.end) - from, int64_t(tokens) - tile * kTile), int64_t(kTile)));
-      }
-      if (Keys::kColumns && tile % tiles_per_group == 0)
-        keys.begin_page(me, key, s.slot, page + key.params + tile / tiles_per_group * group_bytes);
-      run_tile(me, keys, values, key, page + key_at + tile * stride, page + value_at + tile * stride, a.softcap, mask, soft);
-    }
+  for (uint32_t i = 0; i < walk.count; i++) {
+    const uint32_t stage = i % kStages;
+    await_page(walk.barrier + 8 * stage, walk.phases >> stage & 1);
+    walk.phases ^= 1u << stage;
+    run_page(me, keys, values, key, value, ring + stage * walk.slot_bytes, plain, walk.list[i * walk.step], a.softcap, sees, s.slot, soft);
     __syncwarp();
-    if (i + stages < count) fetch(i + stages, i);
-    pages.advance(i);
+    if (i + kStages < walk.count) walk.fetch(i + kStages, i, me.lane);
+    walk.advance(i, me.lane);
   }
 }
 
@@ -228,21 +251,23 @@ __device__ inline void merge_warps(const Lane &me, uint32_t warp, uint32_t warps
 }
 
 template <class Keys, class Values>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t stages, uint32_t slot_bytes) {
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ __align__(16) Queries s;
   const Plan plan = *a.plan;
   const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const Lane me{lane, lane >> 2, lane & 3, lane >> 3, lane >> 2 & 1};
-  if (lane < stages) open_barrier(shared_address(s.barrier + warp * kMaxStages + lane));
+  if (lane < kStages) open_barrier(shared_address(s.barrier + warp * kStages + lane));
   __syncwarp();
   publish_barriers();
   __syncthreads();
-  uint32_t uses = 0;  // phase of every stage
+  uint32_t phases = 0;  // of every stage
   for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
     const Item item = find_item(plan, a, index);
     const TensorFormat *formats = item.sequence->tensors[0];
     const TensorFormat *key = formats ? formats + 2 * item.head : nullptr, *value = key ? key + 1 : nullptr;
+    Walk walk{};
+    if (key) walk = open_walk(plan, item, me, warp, warps, slot_bytes, ring, s, phases);
     load_queries(a, item, key, s);
     const Visible sees = visible(item, a, me.t);
     // Rows that do not exist see everything, so that they never ask for masks.
@@ -250,10 +275,17 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) fused_kernel(const __grid_c
     Soft soft;
     run_raw(plan, a, item, me, warp, warps, sees, s, soft);
     if (value && value->rotate) rotate_outputs(me, *value, soft.o);
-    if (key) run_packed<Keys, Values>(plan, a, item, me, warp, warps, stages, slot_bytes, ring, packed_sees, s, &uses, soft);
+    if (key) {
+      run_packed<Keys, Values>(a, item, me, walk, packed_sees, s, soft);
+      phases = walk.phases;
+    }
     merge_warps(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
     finish_item(plan, a, item, s.raw, s.ml, [&] {
-      if (value && value->rotate && warp < kRows) rotate_warp(s.raw + warp * kFastDim, *value, value->region[0], true);
+      if (!value || !value->rotate || warp >= kRows) return;
+      float4 *row = reinterpret_cast<float4 *>(s.raw + warp * kFastDim) + lane;
+      float x[4] = {row->x, row->y, row->z, row->w};
+      rotate_row(lane, *value, true, x);
+      *row = make_float4(x[0], x[1], x[2], x[3]);
     });
   }
 }
@@ -263,16 +295,14 @@ template <class Keys, class Values>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
   const auto kernel = fused_kernel<Keys, Values>;
   constexpr uint32_t kMost = 220 * 1024;
-  const uint32_t slot = (launch.blob_bytes + 127) / 128 * 128, per_warp = 2 * slot;
-  uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8, stages = 2;
-  while (warps > 4 && warps * per_warp > kMost) warps -= 4;
-  if (warps == 8 && 3 * warps * slot <= kMost && launch.pages_per_item >= 24) stages = 3;
-  const uint32_t merge = warps * kRows * (kFastDim + 2) * uint32_t(sizeof(float));
-  const uint32_t bytes = max(warps * stages * slot, merge);
+  const uint32_t slot = (launch.blob_bytes + 127) / 128 * 128;
+  uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
+  while (warps > 4 && warps * kStages * slot > kMost) warps -= 4;
+  const uint32_t bytes = max(warps * kStages * slot, warps * kRows * (kFastDim + 2) * uint32_t(sizeof(float)));
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;
   const uint32_t blocks = warps == 4 ? processors * min(4u, kMost / (bytes + 8192)) : processors;
-  kernel<<<blocks, warps * 32, bytes, stream>>>(a, stages, slot);
+  kernel<<<blocks, warps * 32, bytes, stream>>>(a, slot);
   return cudaGetLastError();
 }
 

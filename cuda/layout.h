@@ -60,6 +60,8 @@ struct TensorFormat {
   alignas(8) uint8_t width[kUnits];                     // fragments: of a unit; 0: no codes
   uint16_t unit[kUnits];                     // fragments: offset of a unit in a tile's codes
   uint8_t book16;                            // fragments of width 4: sign and magnitude instead of the code
+  uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
+  float book_scale;                          // fragments: of the only region
 };
 
 struct HeadBlob {

@@ -76,9 +76,12 @@ KeyPath key_path(const HeadFormat &head, uint32_t page_tokens) {
   if (codec.kind == Kind::lloyd)
     return codec.levels == 4 ? KeyPath::book2 : codec.levels == 8 ? KeyPath::book3 : codec.levels == 16 ? KeyPath::book4 : KeyPath::none;
   if (codec.kind != Kind::affine_channel && codec.kind != Kind::channel_widths && codec.kind != Kind::pair_mix) return KeyPath::none;
-  if (codec.group % kTile) return KeyPath::none;
+  if (codec.group % kTile || !std::has_single_bit(codec.group)) return KeyPath::none;
   for (const SlotClass &cls : head.classes)
     if (!std::has_single_bit(cls.levels) || cls.levels > 64) return KeyPath::none;
+  if (head.classes.size() == 1 && head.classes[0].levels == 4) return KeyPath::columns_2;
+  if (head.classes.size() == 2 && head.classes[0].levels == 2 && head.classes[0].count == kFastDim / 2 && head.classes[1].levels == 8)
+    return KeyPath::columns_13;
   return KeyPath::columns;
 }
 
@@ -217,6 +220,12 @@ void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, u
       codes += width * 128;
     }
     f->book16 = f->family == Family::rows_book && f->region[0].levels == 16;
+    if (f->family == Family::rows_book) {
+      const Book &book = find_book(f->region[0].levels);
+      f->book_scale = book.scale;
+      for (uint32_t i = 0; i < 8; i++)
+        f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
+    }
     return codes;
   };
   const uint32_t key_codes = lay_out_units(key), value_codes = lay_out_units(value);

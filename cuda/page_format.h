@@ -19,7 +19,8 @@ class Books {
 };
 
 // Which fused kernel reads pages of a format; 0: none, the general one does.  keys * 16 + values.
-enum class KeyPath : uint8_t { none, book2, book3, book4, columns };
+// columns_2, columns_13: every unit has 2 bits; the first half 1 and the second 3 (PN-Mix with half of the channels).
+enum class KeyPath : uint8_t { none, book2, book3, book4, columns, columns_2, columns_13 };
 enum class ValuePath : uint8_t { none, book2, book3, book4, affine2 };
 
 class CudaPageFormat final : public PageFormat {

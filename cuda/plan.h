@@ -27,6 +27,7 @@ struct SequenceEntry {
   uint32_t raw_front, packed;
   uint32_t length, n_queries, first_query;
   uint32_t splits, item_begin, group_begin;  // items: [row block][split][kv head]; groups: [row block][kv head]
+  uint32_t plain;  // every packed page is full and every query sees all of it (but for the window)
 };
 
 struct RowEntry {
@@ -40,6 +41,7 @@ struct Plan {
   const PageEntry *pages;
   const uint32_t *positions;
   const RowEntry *rows;  // where the step's tokens go
+  const uint16_t *owners;  // [item / kv heads] number of its sequence
   float *partials;       // [item][kRows][dim_v + 2]
   uint32_t *tickets;     // [group], 0 between launches
   uint32_t n_sequences, items, tokens, pad;

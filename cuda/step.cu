@@ -21,7 +21,7 @@ class Planner {
  public:
   Planner(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), state_(*state), memory_(state->host.get_allocator().resource()),
-        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), positions_(memory_), known_(memory_) {}
+        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), owners_(memory_), positions_(memory_), known_(memory_) {}
 
   Status run(cudaStream_t stream) {
     state_.launches.assign(shapes_.size(), LayerLaunch());
@@ -48,11 +48,13 @@ class Planner {
   Vector<SequenceEntry> sequences_;
   Vector<PageEntry> pages_;
   Vector<RowEntry> rows_;
+  Vector<uint16_t> owners_;
   Vector<uint32_t> positions_;
   struct Known {
     uint32_t first, count;
   };
   std::pmr::unordered_map<const uint32_t *, Known> known_;  // lists of positions that are in positions_; layers share them
+  uint32_t page_tokens_ = 0;  // of a packed page
   size_t partials_ = 0;
   uint32_t groups_ = 0;
 };
@@ -90,6 +92,13 @@ void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan 
   entry.length = uint32_t(source_.length(s, shapes_[layer].source));
   entry.n_queries = source_.tokens(s);
   entry.first_query = first_query;
+  const uint64_t seen = uint64_t(entry.length) - std::min(entry.length, entry.n_queries) + 1;  // by the oldest query
+  entry.plain = 1;
+  for (uint32_t p = 0; p < entry.pages; p++) {
+    const PageEntry &page = pages_[entry.page_begin + p];
+    const bool whole = page.kind == kRawKind || (page.count == page_tokens_ && uint64_t(page.position) + page.count <= seen);
+    entry.plain = entry.plain && whole;
+  }
   sequences_.push_back(entry);
 }
 
@@ -116,6 +125,7 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
       while (kind < 2 && formats[kind] && formats[kind] != format) kind++;
       if (!formats[kind]) {
         formats[kind] = format;
+        page_tokens_ = format->page_tokens;
         entry->tensors[kind] = format->device.tensors;
         entry->blobs[kind] = format->device.blobs;
         const bool first = launch.blob_bytes == 0;
@@ -140,12 +150,14 @@ void Planner::choose_splits(uint32_t layer, size_t first, Plan *plan) {
   uint64_t work = 0;
   for (size_t s = first; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
   const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
+  plan->owners = reinterpret_cast<const uint16_t *>(owners_.size());
   uint32_t items = 0, groups = 0;
   for (size_t s = first; s < sequences_.size(); s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
     entry.item_begin = items;
     entry.group_begin = groups;
+    owners_.insert(owners_.end(), size_t(blocks(entry)) * entry.splits, uint16_t(s - first));
     items += blocks(entry) * entry.splits * shape.kv_heads;
     groups += blocks(entry) * shape.kv_heads;
   }
@@ -167,7 +179,7 @@ size_t append(Vector<char> *to, const Vector<T> &from) {
 Status Planner::upload(cudaStream_t stream) {
   state_.host.clear();
   const size_t sequences = append(&state_.host, sequences_), pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
-  const size_t positions = append(&state_.host, positions_);
+  const size_t positions = append(&state_.host, positions_), owners = append(&state_.host, owners_);
   if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
   state_.plans.reserve(plans_.size() * sizeof(Plan));
@@ -182,6 +194,7 @@ Status Planner::upload(cudaStream_t stream) {
   for (Plan &plan : plans_) {
     plan.sequences = reinterpret_cast<const SequenceEntry *>(base + sequences) + reinterpret_cast<uintptr_t>(plan.sequences);
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
+    plan.owners = reinterpret_cast<const uint16_t *>(base + owners) + reinterpret_cast<uintptr_t>(plan.owners);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
     plan.positions = reinterpret_cast<const uint32_t *>(base + positions);
     plan.partials = state_.partials.as<float>();
