@@ -10,7 +10,7 @@ using namespace kvq_test;
 namespace {
 
 struct DeviceFloats {
-  explicit DeviceFloats(size_t n) : n(n) { REQUIRE(cudaMalloc(&data, n * sizeof(float)) == cudaSuccess); }
+  explicit DeviceFloats(size_t n) : n(n) { REQUIRE(cudaMalloc(reinterpret_cast<void **>(&data), n * sizeof(float)) == cudaSuccess); }
   ~DeviceFloats() { cudaFree(data); }
   kvq_tensor tensor() const {
     auto t = sized<kvq_tensor>();
