@@ -59,6 +59,7 @@ class CudaBackend final : public Backend {
                       LayerStatistics *statistics) override;
   void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) override;
   void copy_packed(const PageFormat &format, const void *from, void *to) override;
+  void narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) override;
   void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
               Block *block) override;
 
@@ -371,6 +372,27 @@ void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *
   must(cudaMemcpyAsync(to, from, format.bytes, cudaMemcpyDeviceToDevice, turn.stream()), "copy a page");
 }
 
+// By way of the host: it happens a few times in the life of a sequence.
+void CudaBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) {
+  const CudaPageFormat &wide = static_cast<const CudaPageFormat &>(from_format), &slim = static_cast<const CudaPageFormat &>(to_format);
+  const Turn turn(order_);
+  Buffer memory(arena_), targets(arena_);
+  const Scratch scratch = make_scratch(slim, count, &memory);
+  for (uint32_t head = 0; head < slim.k.size(); head++)
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      Block block(memory_), narrowed(memory_);
+      unpack(wide, from, 0, count, head, tensor, &block);
+      narrow(wide.head_format(head, tensor), block, slim.head_format(head, tensor), &narrowed);
+      must(cudaMemcpyAsync(scratch.params_of(head, tensor), narrowed.params.data(), narrowed.params.size() * sizeof(uint16_t),
+                           cudaMemcpyHostToDevice, turn.stream()), "copy to the device");
+      must(cudaMemcpyAsync(scratch.codes_of(head, tensor), narrowed.codes.data(), narrowed.codes.size(), cudaMemcpyHostToDevice, turn.stream()),
+           "copy to the device");
+    }
+  const PageRows rows{to, 0, count};
+  upload_pieces(turn, std::span(&rows, 1), &targets);
+  must(place(slim.device, targets.as<DevicePiece>(), 1, scratch, turn.stream()), "place");
+}
+
 void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
                          Block *block) {
   const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
@@ -544,11 +566,10 @@ Status check_cuda(uint32_t device, std::span<const LayerShape> shapes) {
   return KVQ_OK;
 }
 
-Status make_cuda_backend(Memory *memory, uint32_t device, std::shared_ptr<Backend> *out) {
+std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device) {
   auto backend = make_shared_in<cuda::CudaBackend>(memory, memory, device);
-  KVQ_TRY(backend->prepare());
-  *out = std::move(backend);
-  return KVQ_OK;
+  if (backend->prepare() != KVQ_OK) throw DeviceFailure("opening the device", failure_detail());
+  return backend;
 }
 
 }  // namespace kvq
