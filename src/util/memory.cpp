@@ -34,7 +34,7 @@ void Memory::charge(size_t bytes) {
   const uint64_t used = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (max_bytes_ == 0 || used <= max_bytes_) return raise_peak(used);
   discharge(bytes);
-  throw LimitReached();
+  throw LimitReached(max_bytes_, bytes);
 }
 
 void *Memory::do_allocate(size_t bytes, size_t align) {
