@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "engine": PARTS,
     "capi": PARTS | {"engine"},
 }
-DOORS = {"cpu/cpu_backend.h"}  # how capi gets at a backend
+DOORS = {"cpu/cpu_backend.h", "cuda/cuda_backend.h"}  # how capi gets at a backend
 
 
 def tracked(*patterns):

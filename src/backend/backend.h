@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
+#include <string>
 
 #include "codec/codec.h"
 #include "policy/statistics.h"
@@ -70,10 +72,26 @@ struct AttendCall {
   std::span<const AttendSequence> sequences;
 };
 
+// A step as a backend that plans ahead sees it, while it begins: the pages of every layer with the new rows, which append fills.
+struct StepSource {
+  virtual ~StepSource() = default;
+  virtual size_t sequences() const = 0;
+  virtual uint32_t tokens(size_t sequence) const = 0;  // new ones: rows of the step's tensors, in the order of the sequences
+  virtual bool stores(uint32_t layer) const = 0;
+  virtual uint64_t length(size_t sequence, uint32_t layer) const = 0;  // with the new tokens
+  virtual PageList pages(size_t sequence, uint32_t layer) const = 0;
+  virtual PageRows row(size_t sequence, uint32_t layer, uint32_t token) const = 0;  // where a new token goes
+};
+
 // Scratch of attention calls: made when a step begins, so that per-layer calls allocate nothing.
 struct Workspace {
   virtual ~Workspace() = default;
   size_t bytes = 0;
+};
+
+// What a backend throws where a function has no status to return: its device has failed.
+struct DeviceFailure : std::runtime_error {
+  DeviceFailure(const char *what, const char *why) : std::runtime_error(std::string(what) + ": " + why) {}
 };
 
 class Backend {
@@ -93,6 +111,11 @@ class Backend {
   // channel; the rows written so far are garbage that nobody reads.  *saturated is increased.
   virtual Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                             uint64_t *saturated) = 0;
+  // The same for consecutive pieces of rows.
+  virtual Status store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
+                              std::span<const PageRows> pieces, uint64_t *saturated);
+  // Rule 1.4 on finite rows [0, count), to host memory [count][heads][dim].
+  virtual void enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out);
   // Refuse non-finite elements of rows [first, first + count) of a tensor [..][heads][dim]; `name` is "q".  Counts saturation.
   virtual Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                             uint64_t *saturated) = 0;
@@ -117,6 +140,17 @@ class Backend {
   // One workspace per step, for attention in any of these layers; its bytes depend on their dimensions only.
   virtual std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) = 0;
   virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;
+
+  // ---- devices: per-layer calls only launch, so the pages of all layers are handed over once, when the step begins.  A backend
+  // that does not plan gets store_rows, check_rows and attend per layer instead of the calls below.
+  virtual bool plans_steps() const { return false; }
+  virtual Status plan_step(const StepSource &, std::span<const LayerShape>, Workspace *) { return KVQ_OK; }
+  // Enter a layer's new rows where the plan says.  Elements that are not finite enter as +0 and are reported by finish_step.
+  virtual Status append(uint32_t, const LayerShape &, const kvq_tensor &, const kvq_tensor &, Workspace *) { return KVQ_OK; }
+  // Was the append of this layer captured in a graph, so that a replay stands for the call?
+  virtual bool replays(uint32_t) const { return false; }
+  // Wait for what the step's calls wrote.
+  virtual Status finish_step(Workspace *, uint64_t *) { return KVQ_OK; }
 };
 
 }  // namespace kvq

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cpu/cpu_backend.h"
+#include "capi/devices.h"
 #include "util/entry.h"
 
 namespace kvq::capi {
@@ -17,13 +17,13 @@ constexpr __int128 kMaxExtent = __int128(1) << 47;
 
 using Wide = __int128;
 
-Status check_dtype(const kvq_tensor &x, const char *name, Use use) {
+Status check_dtype(const kvq_tensor &x, const char *name, Use use, Place place) {
   const uint32_t size = dtype_bytes(x.dtype);
   if (size == 0) return fail(KVQ_E_INVALID, "%s: dtype=%u is none of KVQ_DTYPE_*", name, x.dtype);
   if (use == Use::output && x.dtype == KVQ_DTYPE_F64) return fail(KVQ_E_INVALID, "%s: dtype F64 is for inputs only", name);
-  if (x.memory == KVQ_MEMORY_DEVICE)
+  if (x.memory == KVQ_MEMORY_DEVICE && place == Place::host)
     return fail(KVQ_E_UNSUPPORTED, "%s: memory=DEVICE, but the CPU backend takes host memory only", name);
-  if (x.memory != KVQ_MEMORY_HOST) return fail(KVQ_E_INVALID, "%s: memory=%u is none of KVQ_MEMORY_*", name, x.memory);
+  if (x.memory > KVQ_MEMORY_DEVICE) return fail(KVQ_E_INVALID, "%s: memory=%u is none of KVQ_MEMORY_*", name, x.memory);
   if (x.reserved != 0) return fail(KVQ_E_INVALID, "%s: reserved=%u is not 0", name, x.reserved);
   if (reinterpret_cast<uintptr_t>(x.data) % size)
     return fail(KVQ_E_INVALID, "%s: data is not aligned to its elements of %u bytes", name, size);
@@ -51,13 +51,6 @@ Status check_allocator(const kvq_allocator *in, kvq_allocator *out) {
   return KVQ_OK;
 }
 
-Status check_backend(const kvq_config &config) {
-  if (config.backend == KVQ_BACKEND_CUDA) return fail(KVQ_E_UNSUPPORTED, "backend=CUDA: this build has no CUDA backend");
-  if (config.backend != KVQ_BACKEND_CPU) return fail(KVQ_E_INVALID, "backend=%u is none of KVQ_BACKEND_*", config.backend);
-  if (config.device != 0) return fail(KVQ_E_DEVICE, "device=%u: the CPU is device 0", config.device);
-  return KVQ_OK;
-}
-
 }  // namespace
 
 Status check_struct(const void *in, size_t known, const char *name) {
@@ -80,9 +73,10 @@ Status write_bytes(const void *data, size_t size, void *buf, size_t cap, size_t 
   return KVQ_OK;
 }
 
-Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, Use use, kvq_tensor *out) {
+Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, Use use, kvq_tensor *out,
+                   Place place) {
   KVQ_TRY(read_struct(in, out, name));
-  KVQ_TRY(check_dtype(*out, name, use));
+  KVQ_TRY(check_dtype(*out, name, use, place));
   if (out->head_stride == 0) out->head_stride = dim;
   if (out->token_stride == 0) out->token_stride = int64_t(heads) * dim;
   KVQ_TRY(check_strides(*out, name, tokens, heads, dim));
@@ -91,10 +85,10 @@ Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint
 }
 
 Status read_optional(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, kvq_tensor *out,
-                     const kvq_tensor **present) {
+                     const kvq_tensor **present, Place place) {
   *present = nullptr;
   if (!in) return KVQ_OK;
-  KVQ_TRY(read_tensor(in, name, tokens, heads, dim, Use::input, out));
+  KVQ_TRY(read_tensor(in, name, tokens, heads, dim, Use::input, out, place));
   *present = out;
   return KVQ_OK;
 }
@@ -128,15 +122,17 @@ Status read_config(const kvq_config *in, ConfigParts *out) {
   constexpr uint32_t kMaxThreads = 1024;
   kvq_config read;
   KVQ_TRY(read_struct(in, &read, "config"));
-  KVQ_TRY(check_backend(read));
+  KVQ_TRY(check_device(read.backend, read.device, {}));
   KVQ_TRY(read_layers(read.layers, read.n_layer_structs, read.n_layers, &out->shapes));
+  KVQ_TRY(check_device(read.backend, read.device, out->shapes));
   if (read.n_threads > kMaxThreads) return fail(KVQ_E_INVALID, "n_threads=%u is above %u", read.n_threads, kMaxThreads);
   if (read.reserved != 0) return fail(KVQ_E_INVALID, "config: reserved=%u is not 0", read.reserved);
   if (read.allocator) KVQ_TRY(check_allocator(read.allocator, &out->allocator));
   const kvq_recipe_data *data;
   KVQ_TRY(read_data(read.recipe_data, &out->data, &data));
-  out->config = {make_cpu_backend, out->shapes, read.recipe ? read.recipe : "kvq-3",
-                 data, read.n_threads,
+  const bool cpu = read.backend == KVQ_BACKEND_CPU;
+  out->config = {backend_factory(read.backend), out->shapes, read.recipe ? read.recipe : "kvq-3",
+                 data, cpu ? read.n_threads : read.device,
                  read.max_sequences, read.max_bytes,
                  read.max_tokens, read.allocator ? &out->allocator : nullptr,
                  read.log_user, read.log};

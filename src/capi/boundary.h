@@ -29,6 +29,8 @@ int32_t guarded(F &&body) noexcept {
     return fail(KVQ_E_NOMEM, "the allocator returned NULL");
   } catch (const std::length_error &) {
     return fail(KVQ_E_NOMEM, "a size is beyond what can be addressed");
+  } catch (const DeviceFailure &e) {
+    return fail(KVQ_E_DEVICE, "CUDA: %s", e.what());
   } catch (const std::exception &e) {
     return fail(KVQ_E_INTERNAL, "unexpected exception: %s", e.what());
   } catch (...) {
@@ -71,11 +73,16 @@ inline Status write_text(std::string_view text, char *buf, size_t cap, size_t *n
 // A tensor [tokens][heads][dim] in host memory with its strides resolved.  Strides must not be negative, and rows must not overlap.
 enum class Use { input,
                  output };
-Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, Use use, kvq_tensor *out);
+enum class Place { host,
+                   any };  // any: device memory too, where the backend takes it
+Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, Use use, kvq_tensor *out,
+                   Place place = Place::host);
 
 // An optional tensor: *present is nullptr if there is none.
 Status read_optional(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, kvq_tensor *out,
-                     const kvq_tensor **present);
+                     const kvq_tensor **present, Place place = Place::host);
+// Where the tensors of a cache may lie.
+inline Place place_of(const Cache &cache) { return cache.backend->plans_steps() ? Place::any : Place::host; }
 
 // Layers [n_structs], spaced by the first one's struct_size, for n_layers layers (n_structs of them, or 1: all alike).
 Status read_layers(const kvq_layer *layers, uint32_t n_structs, uint32_t n_layers, Vector<LayerShape> *shapes);

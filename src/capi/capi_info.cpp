@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "capi/boundary.h"
-#include "cpu/cpu_backend.h"
+#include "capi/devices.h"
 
 using namespace kvq;
 using namespace kvq::capi;
@@ -54,14 +54,12 @@ int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info) {
     if (index > KVQ_BACKEND_CUDA) return fail(KVQ_E_INVALID, "index=%u: there are 2 backends", index);
     kvq_backend_info out{};
     out.backend = index;
-    if (index == KVQ_BACKEND_CPU) {
-      out.available = out.n_devices = 1;
-      std::snprintf(out.name, sizeof out.name, "cpu");
-      std::snprintf(out.path, sizeof out.path, "%s", cpu_path_name());
-    } else {
-      std::snprintf(out.name, sizeof out.name, "cuda");
-      std::snprintf(out.reason, sizeof out.reason, "this build has no CUDA backend");
-    }
+    const DeviceInfo device = describe_backend(index);
+    out.n_devices = device.devices;
+    out.available = device.devices > 0;
+    std::snprintf(out.name, sizeof out.name, "%s", device.name);
+    std::snprintf(out.path, sizeof out.path, "%s", device.path);
+    std::snprintf(out.reason, sizeof out.reason, "%s", device.reason);
     write_struct(out, info);
     return KVQ_OK;
   });

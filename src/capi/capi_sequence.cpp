@@ -1,4 +1,5 @@
 // Sequences: life, prompts, turns, exports.
+#include "backend/call_stream.h"
 #include "capi/boundary.h"
 
 using namespace kvq;
@@ -38,10 +39,10 @@ Status read_chunk(const Cache &cache, const kvq_prefill &in, ChunkTensors *tenso
   KVQ_TRY(cache.check_layer(in.layer));
   if (in.n_tokens == 0) return KVQ_OK;
   const LayerShape &shape = cache.shapes[in.layer];
-  KVQ_TRY(read_tensor(in.k, "k", in.n_tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &tensors->k));
-  KVQ_TRY(read_tensor(in.v, "v", in.n_tokens, shape.kv_heads, shape.dim_v, capi::Use::input, &tensors->v));
+  KVQ_TRY(read_tensor(in.k, "k", in.n_tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &tensors->k, place_of(cache)));
+  KVQ_TRY(read_tensor(in.v, "v", in.n_tokens, shape.kv_heads, shape.dim_v, capi::Use::input, &tensors->v, place_of(cache)));
   chunk->k = &tensors->k, chunk->v = &tensors->v;
-  return read_optional(in.q, "q", in.n_tokens, shape.q_heads, shape.dim_k, &tensors->q, &chunk->q);
+  return read_optional(in.q, "q", in.n_tokens, shape.q_heads, shape.dim_k, &tensors->q, &chunk->q, place_of(cache));
 }
 
 }  // namespace
@@ -79,7 +80,8 @@ int32_t kvq_seq_length(kvq_cache *cache, kvq_seq seq, kvq_lengths *lengths) {
   });
 }
 
-int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_prefill *desc, void *) {
+int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_prefill *desc, void *stream) {
+  const CallStream call(stream);
   return with_sequence(cache, seq, [&](Cache &own, Cache::SequenceUse &use) -> Status {
     kvq_prefill in;
     ChunkTensors tensors;

@@ -1,6 +1,7 @@
 // Steps: begin, append, attend, end.
 #include <cmath>
 
+#include "backend/call_stream.h"
 #include "capi/boundary.h"
 
 using namespace kvq;
@@ -53,23 +54,25 @@ int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *ne
 }
 
 int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *k, const kvq_tensor *v, const kvq_tensor *q,
-                   void *) {
+                   void *stream) {
+  const CallStream call(stream);
   return with_step(cache, step, [&](Cache &own, Cache::StepUse &use) -> Status {
     KVQ_TRY(own.check_layer(layer));
     const LayerShape &shape = own.shapes[layer];
     kvq_tensor keys{}, values{}, queries{};
     const kvq_tensor *with_q = nullptr;
     if (use->tokens > 0) {
-      KVQ_TRY(read_tensor(k, "k", use->tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &keys));
-      KVQ_TRY(read_tensor(v, "v", use->tokens, shape.kv_heads, shape.dim_v, capi::Use::input, &values));
-      KVQ_TRY(read_optional(q, "q", use->tokens, shape.q_heads, shape.dim_k, &queries, &with_q));
+      KVQ_TRY(read_tensor(k, "k", use->tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &keys, place_of(own)));
+      KVQ_TRY(read_tensor(v, "v", use->tokens, shape.kv_heads, shape.dim_v, capi::Use::input, &values, place_of(own)));
+      KVQ_TRY(read_optional(q, "q", use->tokens, shape.q_heads, shape.dim_k, &queries, &with_q, place_of(own)));
     }
     return in_layer(layer, own.append(*use, layer, keys, values, with_q));
   });
 }
 
 int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
-                   const kvq_attend_options *options, void *) {
+                   const kvq_attend_options *options, void *stream) {
+  const CallStream call(stream);
   return with_step(cache, step, [&](Cache &own, Cache::StepUse &use) -> Status {
     KVQ_TRY(own.check_layer(layer));
     const LayerShape &shape = own.shapes[layer];
@@ -77,8 +80,8 @@ int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_te
     AttendInput input{};
     KVQ_TRY(read_options(options, shape, &input));
     if (use->tokens > 0) {
-      KVQ_TRY(read_tensor(q, "q", use->tokens, shape.q_heads, shape.dim_k, capi::Use::input, &queries));
-      KVQ_TRY(read_tensor(out, "out", use->tokens, shape.q_heads, shape.dim_v, capi::Use::output, &output));
+      KVQ_TRY(read_tensor(q, "q", use->tokens, shape.q_heads, shape.dim_k, capi::Use::input, &queries, place_of(own)));
+      KVQ_TRY(read_tensor(out, "out", use->tokens, shape.q_heads, shape.dim_v, capi::Use::output, &output, place_of(own)));
     }
     input.layer = layer;
     input.q = &queries, input.out = &output, input.lse = lse;

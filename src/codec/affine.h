@@ -12,7 +12,7 @@ struct AffineParams {
   uint16_t s, z;
 };
 
-inline AffineParams affine_params(float mn, float mx, uint32_t levels, bool midpoint, ParamType type) {
+KVQ_HD inline AffineParams affine_params(float mn, float mx, uint32_t levels, bool midpoint, ParamType type) {
   if (levels == 1) return {0, store_param((mn + mx) / 2.0f, type)};
   if (!midpoint) return {store_param((mx - mn) / float(levels - 1), type), store_param(mn, type)};
   const float z = (float(2 * levels - 1) * mn + mx) / float(2 * levels);
@@ -24,20 +24,20 @@ struct AffineCoder {
   float zero, step, top;
 };
 
-inline AffineCoder affine_coder(AffineParams params, uint32_t levels, ParamType type) {
+KVQ_HD inline AffineCoder affine_coder(AffineParams params, uint32_t levels, ParamType type) {
   const float s = load_param(params.s, type), z = load_param(params.z, type);
   return s == 0.0f ? AffineCoder{z, 1.0f, 0.0f} : AffineCoder{z, s, float(levels - 1)};
 }
 
 // The clamp comes before the rounding, which is the same because its bounds are integers; then q + 1.5 * 2^23, whose last bit is
 // 1, is rounded to nearest even by the addition itself.
-inline uint8_t affine_code(float x, float zero, float step, float top) {
+KVQ_HD inline uint8_t affine_code(float x, float zero, float step, float top) {
   float q = (x - zero) / step;
   q = q > 0.0f ? q : 0.0f;
   q = q < top ? q : top;
   return uint8_t(std::bit_cast<uint32_t>(q + 0x1.8p23f));
 }
 
-inline float affine_value(uint8_t code, float s, float z) { return z + float(code) * s; }
+KVQ_HD inline float affine_value(uint8_t code, float s, float z) { return z + float(code) * s; }
 
 }  // namespace kvq

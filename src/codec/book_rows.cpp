@@ -8,6 +8,7 @@
 #include "codec/keys.h"
 #include "codec/minifloat.h"
 #include "codec/rotation.h"
+#include "codec/row_rules.h"
 #include "codec/rows.h"
 #include "codec/wire.h"
 #include "util/fp.h"
@@ -58,21 +59,6 @@ void sum_levels(const Book &book, const RowLanes *y, uint32_t width, const uint8
     }
   }
   tree_lanes(scratch, width, sums->p);
-}
-
-// The scalar h of a row, before it is stored.
-float row_scale(ScaleRule rule, float a, float n, float sigma, uint64_t s, float p) {
-  if (s == 0 || n == 0.0f) return 0.0f;
-  switch (rule) {
-    case ScaleRule::plain:
-      return sigma;
-    case ScaleRule::ls:
-      return p / (a * float(s));
-    case ScaleRule::unbiased:
-      return p > 0.0f ? n * n / (a * p) : 0.0f;
-    default:
-      return n / (a * std::sqrt(float(s)));
-  }
 }
 
 void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {

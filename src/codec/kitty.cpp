@@ -4,6 +4,7 @@
 
 #include "codec/columns.h"
 #include "codec/keys.h"
+#include "codec/row_rules.h"
 
 namespace kvq {
 namespace {
@@ -24,12 +25,6 @@ Status resolve(Codec *codec, const HeadShape &shape) {
 }
 
 void arrange(HeadFormat *format) { arrange_plain(format, 1u << 2 * kPlane); }
-
-// |x| in units of 2^-24, an integer.
-uint64_t magnitude(uint16_t x) {
-  const uint32_t exponent = x >> 10 & 31u, fraction = x & 0x3ffu;
-  return exponent ? uint64_t(fraction | 0x400u) << (exponent - 1) : fraction;
-}
 
 // The channels with the largest sum of |x|, ties to the lower, get their positions among themselves; then the rules follow.
 void rules(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted) {

@@ -3,7 +3,7 @@
 #include "codec/descriptor.h"
 #include "codec/keys.h"
 #include "codec/raw.h"
-#include "util/fp.h"
+#include "codec/row_rules.h"
 
 namespace kvq {
 namespace progressive {
@@ -16,9 +16,8 @@ struct Shrink {
 constexpr Shrink kChain[] = {{16, 17}, {4, 5}};
 
 static void shrink(Shrink step, Block *block) {
-  for (uint8_t &code : block->codes) code = uint8_t((2 * code + step.ratio) / (2 * step.ratio));
-  for (size_t i = 0; i < block->params.size(); i += 2)
-    block->params[i] = float_to_half(float(step.ratio) * half_to_float(block->params[i]));
+  for (uint8_t &code : block->codes) code = shrink_code(code, step.ratio);
+  for (size_t i = 0; i < block->params.size(); i += 2) block->params[i] = shrink_scale(block->params[i], step.ratio);
 }
 
 static bool is_raw(const HeadFormat &format) { return format.codec.levels == 0; }

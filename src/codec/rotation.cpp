@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "codec/codec.h"
+#include "codec/row_rules.h"
 #include "util/fp.h"
 
 namespace kvq {
@@ -18,7 +19,7 @@ struct Pass {
 
 Pass make_pass(uint32_t q, uint32_t width, uint32_t lanes, uint64_t seed, uint32_t tensor, uint32_t k) {
   const uint32_t count = std::bit_floor(width);
-  return {width, lanes, seed ^ (uint64_t(tensor) << 48 | uint64_t(q) << 40 | uint64_t(k) << 16), q ? width - count : 0, count};
+  return {width, lanes, sign_seed(seed, tensor, q, k), q ? width - count : 0, count};
 }
 
 void apply_signs(const Pass &pass, float *y) {

@@ -16,7 +16,8 @@
 
 namespace kvq {
 
-using BackendFactory = std::shared_ptr<Backend> (*)(Memory *memory, uint32_t n_threads);
+// What the number means is the backend's: threads (CPU), ordinal of the device (CUDA).
+using BackendFactory = std::shared_ptr<Backend> (*)(Memory *memory, uint32_t number);
 
 // kvq_config, translated.
 struct CacheConfig {
@@ -24,7 +25,7 @@ struct CacheConfig {
   std::span<const LayerShape> shapes;
   const char *recipe;
   const kvq_recipe_data *data;  // or nullptr
-  uint32_t n_threads, max_sequences;
+  uint32_t backend_number, max_sequences;
   uint64_t max_bytes, max_tokens;
   const kvq_allocator *allocator;
   void *log_user;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "engine/cache.h"
-#include "util/entry.h"
 
 namespace kvq {
 
@@ -67,6 +66,40 @@ void reserve_queries(Cache &cache, Step &step) {
   }
 }
 
+// A step whose sequences are held, as its backend plans it.
+class Source final : public StepSource {
+ public:
+  Source(const Cache &cache, Step &step) : cache_(cache), step_(step) {}
+  size_t sequences() const override { return step_.entries.size(); }
+  uint32_t tokens(size_t sequence) const override { return step_.entries[sequence].tokens; }
+  bool stores(uint32_t layer) const override { return !step_.query_only && cache_.stores(layer); }
+  uint64_t length(size_t sequence, uint32_t layer) const override { return view(sequence, layer).length(); }
+  PageList pages(size_t sequence, uint32_t layer) const override {
+    const SequenceView &seen = view(sequence, layer);
+    return {&seen, seen.count(), SequenceView::get};
+  }
+  PageRows row(size_t sequence, uint32_t layer, uint32_t token) const override {
+    const StepEntry &entry = step_.entries[sequence];
+    const SequenceLayer &rows = entry.sequence->layers[layer];
+    const LayerGrowth &growth = entry.growth[layer];
+    const bool sink = token < growth.sinks.tokens;
+    const Growth &added = sink ? growth.sinks : growth.tail;
+    const RawRows &list = sink ? rows.sinks : rows.tail;
+    const uint64_t at = list.first + list.count + (sink ? token : token - growth.sinks.tokens);
+    const uint32_t size = cache_.store->raw_tokens;
+    return {added.list(list)[size_t(at / size)]->memory.data(), uint32_t(at % size), 1};
+  }
+
+ private:
+  const SequenceView &view(size_t sequence, uint32_t layer) const {
+    StepEntry &entry = step_.entries[sequence];
+    entry.view = SequenceView(*entry.sequence, layer, *cache_.store, step_.query_only ? nullptr : &entry.growth[layer]);
+    return entry.view;
+  }
+  const Cache &cache_;
+  Step &step_;
+};
+
 }  // namespace
 
 Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id) {
@@ -91,6 +124,7 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
   }
   if (!query_only) reserve_queries(*this, *step);
   step->workspace = backend->make_workspace(shapes);
+  if (backend->plans_steps()) KVQ_TRY(backend->plan_step(Source(*this, *step), shapes, step->workspace.get()));
   KVQ_TRY(steps.insert(&*step, "max_sequences", id));
   for (StepEntry &entry : step->entries) {
     if (!query_only) entry.sequence->in_step = true;
@@ -103,31 +137,18 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
 
 // ---- append
 
-namespace {
-
-// Rule 1.4 on the queries of a layer, into the step's own copy; they are finite.
-void enter_queries(const LayerShape &shape, const kvq_tensor &q, uint32_t tokens, uint16_t *out) {
-  uint64_t saturated = 0;  // counted by the check before
-  const char *data = static_cast<const char *>(q.data);
-  const int64_t size = dtype_bytes(q.dtype);
-  for (uint32_t t = 0; t < tokens; t++)
-    for (uint32_t h = 0; h < shape.q_heads; h++, out += shape.dim_k)
-      enter_row(data + (t * q.token_stride + h * q.head_stride) * size, q.dtype, shape.dim_k, out, &saturated);
-}
-
-}  // namespace
-
 Status Cache::append(Step &step, uint32_t layer, const kvq_tensor &k, const kvq_tensor &v, const kvq_tensor *q) {
   const LayerShape &shape = shapes[layer];
   if (step.query_only) return fail(KVQ_E_STATE, "step: it is QUERY_ONLY and appends nothing");
   if (!stores(layer)) return fail(KVQ_E_INVALID, "layer=%u reads the cache of layer %u and takes no tokens", layer, shape.source);
   if (step.appended[layer]) return fail(KVQ_E_STATE, "layer=%u has had its append in this step", layer);
   uint64_t saturated = 0;
+  if (backend->plans_steps()) KVQ_TRY(backend->append(layer, shape, k, v, step.workspace.get()));
   for (StepEntry &entry : step.entries)
-    KVQ_TRY(store_rows(layer, entry.sequence->layers[layer], entry.growth[layer], k, v, entry.first, &saturated));
-  if (q) {
+    if (!backend->plans_steps()) KVQ_TRY(store_rows(layer, entry.sequence->layers[layer], entry.growth[layer], k, v, entry.first, &saturated));
+  if (q && (!backend->plans_steps() || !step.queries[layer].empty())) {
     KVQ_TRY(backend->check_rows(*q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
-    if (!step.queries[layer].empty()) enter_queries(shape, *q, step.tokens, step.queries[layer].data());
+    if (!step.queries[layer].empty()) backend->enter_rows(*q, step.tokens, shape.q_heads, shape.dim_k, step.queries[layer].data());
     step.with_queries[layer] = 1;
   }
   step.appended[layer] = 1;
@@ -155,7 +176,7 @@ Status Cache::attend(Step &step, const AttendInput &input) {
   const LayerShape &shape = shapes[input.layer];
   const uint32_t window = input.window == UINT32_MAX ? 0 : input.window ? input.window
                                                                         : shape.window;
-  if (!step.query_only && !step.appended[shape.source] && step.tokens > 0)
+  if (!step.query_only && !step.has_append(*backend, shape.source) && step.tokens > 0)
     return fail(KVQ_E_STATE, "layer=%u: the append of layer %u is missing", input.layer, shape.source);
   const LookedUp guard(step);
   step.attention.clear();
@@ -173,7 +194,11 @@ Status Cache::attend(Step &step, const AttendInput &input) {
   }
   if (step.tokens == 0) return KVQ_OK;
   uint64_t saturated = 0;
-  KVQ_TRY(backend->check_rows(*input.q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
+  if (backend->plans_steps()) {
+    if (step.query_only) KVQ_TRY(backend->plan_step(Source(*this, step), shapes, step.workspace.get()));  // they may have changed
+  } else {
+    KVQ_TRY(backend->check_rows(*input.q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
+  }
   AttendCall call{};
   call.layer = input.layer;
   call.shape = &shape;

@@ -33,6 +33,9 @@ struct Step {
   Vector<uint8_t> with_queries;       // layers whose append came with q
   Vector<AttendSequence> attention;   // room for all entries
   std::shared_ptr<Workspace> workspace;
+
+  // Has the layer its new rows, by a call or by the replay of a graph that has captured one?
+  bool has_append(const Backend &backend, uint32_t layer) const { return appended[layer] || backend.replays(layer); }
 };
 
 // Arguments of attend; tensors with strides resolved.

@@ -63,7 +63,7 @@ Status StepEnd::read_keep(const uint32_t *keep) {
     kept_ += update.keep;
   }
   for (uint32_t l = 0; l < cache_.shapes.size() && kept_ > 0; l++)
-    if (cache_.stores(l) && !step_.appended[l]) return fail(KVQ_E_STATE, "step: layer %u has had no append", l);
+    if (cache_.stores(l) && !step_.has_append(*cache_.backend, l)) return fail(KVQ_E_STATE, "step: layer %u has had no append", l);
   return KVQ_OK;
 }
 
@@ -174,6 +174,9 @@ Status Cache::end_step(StepUse &use, const uint32_t *keep, const float *scores) 
     KVQ_TRY(held.take(sequences));
     StepEnd end(*this, *use);
     if (!use->query_only) {
+      uint64_t saturated = 0;
+      KVQ_TRY(backend->finish_step(use->workspace.get(), &saturated));
+      count_saturated(saturated);
       KVQ_TRY(end.prepare(keep, scores));
       end.apply();
     }

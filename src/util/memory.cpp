@@ -24,6 +24,19 @@ Memory::Memory(const kvq_allocator *allocator, uint64_t max_bytes) noexcept
 Memory::Memory(const Memory &other) noexcept
     : memory_resource(), allocator_(other.allocator_), max_bytes_(other.max_bytes_), used_(other.used()), peak_(other.peak()) {}
 
+void Memory::raise_peak(uint64_t used) noexcept {
+  uint64_t peak = peak_.load(std::memory_order_relaxed);
+  while (peak < used && !peak_.compare_exchange_weak(peak, used, std::memory_order_relaxed)) {
+  }
+}
+
+void Memory::charge(size_t bytes) {
+  const uint64_t used = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (max_bytes_ == 0 || used <= max_bytes_) return raise_peak(used);
+  discharge(bytes);
+  throw LimitReached(max_bytes_, bytes);
+}
+
 void *Memory::do_allocate(size_t bytes, size_t align) {
   if (bytes == 0) bytes = 1;
   const uint64_t used = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
@@ -40,9 +53,7 @@ void *Memory::do_allocate(size_t bytes, size_t align) {
     if (!within && max_bytes_ != 0) throw LimitReached(max_bytes_, bytes);
     throw std::bad_alloc();
   }
-  uint64_t peak = peak_.load(std::memory_order_relaxed);
-  while (peak < used && !peak_.compare_exchange_weak(peak, used, std::memory_order_relaxed)) {
-  }
+  raise_peak(used);
   return p;
 }
 

@@ -26,10 +26,15 @@ class Memory final : public std::pmr::memory_resource {
   // The same allocator, counting on from what `other` holds: a cache's own object is made before its Memory exists.
   Memory(const Memory &other) noexcept;
 
+  // Count memory that a backend holds elsewhere (on a device) as if the allocator had given it.  charge throws LimitReached.
+  void charge(size_t bytes);
+  void discharge(size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
   uint64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
   uint64_t peak() const noexcept { return peak_.load(std::memory_order_relaxed); }
 
  private:
+  void raise_peak(uint64_t used) noexcept;
   void *do_allocate(size_t bytes, size_t align) override;
   void do_deallocate(void *p, size_t bytes, size_t align) override;
   bool do_is_equal(const memory_resource &other) const noexcept override { return this == &other; }

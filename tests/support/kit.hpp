@@ -189,6 +189,8 @@ struct Setup {
 
 inline kvq_config config_of(const Setup &setup) {
   auto config = sized<kvq_config>();
+  const char *backend = std::getenv("KVQ_TEST_BACKEND");  // cuda: the same tests on a device
+  config.backend = backend && std::string(backend) == "cuda" ? KVQ_BACKEND_CUDA : KVQ_BACKEND_CPU;
   config.n_layers = config.n_layer_structs = static_cast<uint32_t>(setup.layers.size());
   config.layers = setup.layers.data();
   config.n_threads = setup.n_threads;

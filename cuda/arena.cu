@@ -1,0 +1,85 @@
+#include "cuda/arena.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace kvq::cuda {
+
+namespace {
+
+constexpr size_t kSmallest = 256, kLargestSlab = size_t(256) << 20;
+
+}  // namespace
+
+size_t Arena::rounded(size_t bytes) {
+  bytes = std::max(bytes, kSmallest);
+  const size_t step = std::max<size_t>(std::bit_floor(bytes) / 8, kSmallest);
+  return (bytes + step - 1) / step * step;
+}
+
+Arena::Arena(Memory *memory, int device) : memory_(memory), device_(device), slabs_(memory), classes_(memory) {}
+
+Arena::~Arena() {
+  for (const Slab &slab : slabs_) cudaFree(slab.data);
+}
+
+Arena::Class &Arena::class_of(size_t bytes) {
+  for (Class &c : classes_)
+    if (c.size == bytes) return c;
+  Class &made = classes_.emplace_back(memory_);
+  made.size = bytes;
+  return made;
+}
+
+void Arena::add_slab(size_t at_least) {
+  slabs_.reserve(slabs_.size() + 1);
+  for (size_t bytes = std::max(next_, at_least);; bytes = std::max(at_least, bytes / 4)) {
+    void *data = nullptr;
+    if (cudaMalloc(&data, bytes) == cudaSuccess) {
+      slabs_.push_back({static_cast<char *>(data), bytes});
+      at_ = slabs_.back().data;
+      end_ = at_ + bytes;
+      next_ = std::min(kLargestSlab, std::max(next_, bytes) * 2);
+      return;
+    }
+    cudaGetLastError();
+    if (bytes == at_least) throw std::bad_alloc();
+  }
+}
+
+void *Arena::allocate_exactly(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  memory_->charge(bytes);
+  try {
+    return cut(bytes);
+  } catch (...) {
+    memory_->discharge(bytes);
+    throw;
+  }
+}
+
+void *Arena::cut(size_t bytes) {
+  Class &c = class_of(bytes);
+  if (!c.free.empty()) {
+    void *block = c.free.back();
+    c.free.pop_back();
+    return block;
+  }
+  if (c.blocks + 1 > c.free.capacity()) c.free.reserve(std::max<size_t>(2 * c.free.capacity(), 16));
+  cudaSetDevice(device_);
+  if (size_t(end_ - at_) < bytes) add_slab(bytes);
+  void *block = at_;
+  at_ += bytes;
+  c.blocks++;
+  return block;
+}
+
+void Arena::release_exactly(void *block, size_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  memory_->discharge(bytes);
+  class_of(bytes).free.push_back(block);
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,84 @@
+// Device memory of a cache: slabs that pages and tables are cut from, counted in the cache's Memory.
+//
+// Pages are multiples of 256 bytes; other blocks are rounded to one of eight sizes between powers of two.  Freed blocks wait in a
+// list of their size.  Reuse is safe without waiting because a backend orders all work of a cache (order.h).  Counted are the
+// blocks in use: slabs are a reserve, freed with the cache, of at most the peak of that count and one slab more.
+#pragma once
+#include <cstdint>
+#include <mutex>
+
+#include "util/memory.h"
+
+namespace kvq::cuda {
+
+class Arena {
+ public:
+  Arena(Memory *memory, int device);
+  ~Arena();
+  Arena(const Arena &) = delete;
+
+  // Throw std::bad_alloc or LimitReached.
+  void *allocate_page(size_t bytes) { return allocate_exactly(page_size(bytes)); }
+  void *allocate(size_t bytes) { return allocate_exactly(rounded(bytes)); }
+  void release_page(void *block, size_t bytes) noexcept { release_exactly(block, page_size(bytes)); }
+  void release(void *block, size_t bytes) noexcept { release_exactly(block, rounded(bytes)); }
+
+ private:
+  struct Slab {
+    char *data;
+    size_t bytes;
+  };
+  struct Class {
+    explicit Class(std::pmr::memory_resource *memory) : free(memory) {}
+    size_t size = 0;
+    Vector<void *> free;
+    uint64_t blocks = 0;  // cut so far, so that release never allocates
+  };
+  static size_t page_size(size_t bytes) { return (bytes + 255) / 256 * 256; }
+  static size_t rounded(size_t bytes);
+  void *allocate_exactly(size_t bytes);
+  void *cut(size_t bytes);
+  void release_exactly(void *block, size_t bytes) noexcept;
+  Class &class_of(size_t bytes);
+  void add_slab(size_t at_least);
+
+  Memory *memory_;
+  int device_;
+  std::mutex mutex_;
+  Vector<Slab> slabs_;
+  Vector<Class> classes_;
+  char *at_ = nullptr, *end_ = nullptr;  // what is left of the newest slab
+  size_t next_ = size_t(1) << 20;
+};
+
+// A buffer from the arena.
+class Buffer {
+ public:
+  explicit Buffer(Arena &arena) : arena_(&arena) {}
+  Buffer(Arena &arena, size_t bytes) : arena_(&arena) { reserve(bytes); }
+  Buffer(Buffer &&other) noexcept : arena_(other.arena_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+  ~Buffer() {
+    if (data_) arena_->release(data_, bytes_);
+  }
+  // At least this many bytes; what was there is lost if it grows.
+  void reserve(size_t bytes) {
+    if (data_ && bytes <= bytes_) return;
+    if (data_) arena_->release(data_, bytes_);
+    data_ = nullptr;
+    data_ = arena_->allocate(bytes);
+    bytes_ = bytes;
+  }
+  void *data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  template <class T>
+  T *as() const {
+    return static_cast<T *>(data_);
+  }
+
+ private:
+  Arena *arena_;
+  void *data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace kvq::cuda

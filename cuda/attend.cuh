@@ -1,0 +1,176 @@
+// What the attention kernels share: an item of the plan, its queries, and the way from partial results to outputs.
+//
+// Logits are kept in base 2: a row's state is m (a reference), l = sum of 2^(logit - m) and o = sum of 2^(logit - m) * value.
+#pragma once
+#include "codec/row_rules.h"
+#include "cuda/plan.h"
+#include "kvq/kvq.h"
+#include "util/fp.h"
+
+namespace kvq::cuda {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+struct Item {
+  const SequenceEntry *sequence;
+  uint32_t head, block, split, rows;  // rows that exist in the block, at most kRows
+  uint32_t index, group;
+};
+
+__device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
+  Item item;
+  item.sequence = plan.sequences + plan.owners[index / a.kv_heads];
+  const uint32_t inside = index - item.sequence->item_begin, splits = item.sequence->splits;
+  item.head = inside % a.kv_heads;
+  item.split = inside / a.kv_heads % splits;
+  item.block = inside / a.kv_heads / splits;
+  item.rows = min(kRows, item.sequence->n_queries * a.ratio - item.block * kRows);
+  item.index = index;
+  item.group = item.sequence->group_begin + item.block * a.kv_heads + item.head;
+  return item;
+}
+
+__device__ inline uint32_t row_query(const Item &item, const AttendArguments &a, uint32_t row) { return (item.block * kRows + row) / a.ratio; }
+__device__ inline uint32_t row_head(const Item &item, const AttendArguments &a, uint32_t row) {
+  return item.head * a.ratio + (item.block * kRows + row) % a.ratio;
+}
+
+// Positions that a row sees: [begin, end).
+struct Visible {
+  uint32_t begin, end;
+};
+__device__ inline Visible visible(const Item &item, const AttendArguments &a, uint32_t row) {
+  if (row >= item.rows) return {0, 0};
+  const uint32_t end = item.sequence->length - item.sequence->n_queries + row_query(item, a, row) + 1;
+  return {a.window && end > a.window ? end - a.window : 0, end};
+}
+
+__device__ inline float load_input(const DeviceTensor &x, int64_t at) {
+  switch (x.dtype) {
+    case KVQ_DTYPE_F16:
+      return half_to_float(static_cast<const uint16_t *>(x.data)[at]);
+    case KVQ_DTYPE_BF16:
+      return __uint_as_float(uint32_t(static_cast<const uint16_t *>(x.data)[at]) << 16);
+    case KVQ_DTYPE_F64:
+      return float(static_cast<const double *>(x.data)[at]);
+    default:
+      return static_cast<const float *>(x.data)[at];
+  }
+}
+
+// Element of a query, entered by rule 1.4; what is not finite is +0 and reported.
+__device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
+  if (row >= item.rows) return 0.0f;
+  const uint32_t token = item.sequence->first_query + row_query(item, a, row), head = row_head(item, a, row);
+  const float x = load_input(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
+  if ((__float_as_uint(x) & 0x7f800000u) == 0x7f800000u) {
+    atomicMin(&a.findings->bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
+    return 0.0f;
+  }
+  return hp(x);
+}
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Section 3 on `region` of a row in shared memory, by one warp.
+__device__ inline void rotate_warp(float *y, const TensorFormat &f, const Region &region, bool inverse) {
+  const uint32_t lane = threadIdx.x % 32, width = region.count, power = 1u << (31 - __clz(width));
+  const uint32_t passes = power == width ? 1 : 2;
+  const float c = power > 1 ? rsqrtf(float(power)) : 1.0f;
+  y += region.first;
+  for (uint32_t pass = 0; pass < passes; pass++) {
+    const uint32_t q = inverse ? passes - 1 - pass : pass;
+    const uint64_t seed = sign_seed(f.seed, f.tensor, q, region.rotation);
+    const auto signs = [&] {
+      __syncwarp();
+      for (uint32_t i = lane; i < width; i += 32) y[i] *= splitmix64(seed ^ i / 64) >> i % 64 & 1u ? -1.0f : 1.0f;
+    };
+    if (!inverse) signs();
+    float *part = y + (q ? width - power : 0);
+    for (uint32_t d = 1; d < power; d *= 2) {
+      __syncwarp();
+      for (uint32_t i = lane; i < power / 2; i += 32) {
+        float *at = part + i / d * 2 * d + i % d;
+        const float s = at[0], t = at[d];
+        at[0] = s + t, at[d] = s - t;
+      }
+    }
+    __syncwarp();
+    for (uint32_t i = lane; i < power; i += 32) part[i] *= c;
+    if (inverse) signs();
+  }
+  __syncwarp();
+}
+
+__device__ inline void store_output(const DeviceTensor &x, int64_t at, float value) {
+  void *data = const_cast<void *>(x.data);
+  if (x.dtype == KVQ_DTYPE_F16)
+    static_cast<uint16_t *>(data)[at] = float_to_half(value);
+  else if (x.dtype == KVQ_DTYPE_BF16)
+    static_cast<uint16_t *>(data)[at] = uint16_t((__float_as_uint(value) + 0x7fffu + (__float_as_uint(value) >> 16 & 1u)) >> 16);
+  else
+    static_cast<float *>(data)[at] = value;
+}
+
+// Results of a whole block of threads: o [kRows][dim_v], ml [kRows][2] in shared memory.  With several splits they go to memory, and
+// the block that comes last adds all of them in the order of splits.  `final` brings o (complete sums) to channels.
+template <class Final>
+__device__ void finish_item(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, Final &&final) {
+  __shared__ uint32_t is_last;
+  const uint32_t splits = item.sequence->splits, size = kRows * (a.dim_v + 2);
+  __syncthreads();
+  if (splits > 1) {
+    float *mine = plan.partials + size_t(item.index) * size;
+    for (uint32_t i = threadIdx.x; i < kRows * a.dim_v; i += blockDim.x) __stcg(mine + i, o[i]);
+    if (threadIdx.x < 2 * kRows) __stcg(mine + kRows * a.dim_v + threadIdx.x, ml[threadIdx.x]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      is_last = atomicAdd(plan.tickets + item.group, 1) == splits - 1;
+      if (is_last) plan.tickets[item.group] = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
+    const size_t step = size_t(a.kv_heads) * size;
+    for (uint32_t i = threadIdx.x; i < kRows * a.dim_v; i += blockDim.x) {
+      const uint32_t row = i / a.dim_v, state = kRows * a.dim_v + 2 * row;
+      float m = -1e30f, l = 0, sum = 0;  // below every logit
+#pragma unroll 8
+      for (uint32_t s = 0; s < splits; s++) m = fmaxf(m, __ldcg(all + s * step + state));
+#pragma unroll 8
+      for (uint32_t s = 0; s < splits; s++) {
+        const float w = exp2_fast(__ldcg(all + s * step + state) - m);  // 0 for a split that saw nothing
+        l = fmaf(w, __ldcg(all + s * step + state + 1), l);
+        sum = fmaf(w, __ldcg(all + s * step + i), sum);
+      }
+      o[i] = sum;
+      if (i % a.dim_v == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
+    }
+    __syncthreads();
+  }
+  final();
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < item.rows * a.dim_v; i += blockDim.x) {
+    const uint32_t row = i / a.dim_v, channel = i % a.dim_v, head = row_head(item, a, row);
+    const uint32_t token = item.sequence->first_query + row_query(item, a, row);
+    float m = ml[2 * row], l = ml[2 * row + 1], scale = 1;
+    if (a.has_sinks) {
+      const float sink = a.sinks[head] * kLog2E, top = fmaxf(m, sink);
+      scale = m == -INFINITY ? 0.0f : exp2f(m - top);
+      l = l * scale + exp2f(sink - top);
+      m = top;
+    }
+    store_output(a.out, int64_t(token) * a.out.token_stride + int64_t(head) * a.out.head_stride + channel,
+                 l > 0 ? o[i] * scale / l : 0.0f);
+    if (a.lse && channel == 0) a.lse[size_t(token) * a.kv_heads * a.ratio + head] = l > 0 ? (m + log2f(l)) * kLn2 : -INFINITY;
+  }
+  __syncthreads();
+}
+
+}  // namespace kvq::cuda

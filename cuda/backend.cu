@@ -1,0 +1,575 @@
+// The CUDA backend: what backend.h asks for, by the kernels of this folder.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "cuda/attend_fast.h"
+#include "cuda/check.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/order.h"
+#include "cuda/pack.h"
+#include "cuda/page_format.h"
+#include "cuda/step.h"
+#include "policy/policy.h"
+#include "util/entry.h"
+#include "util/fp.h"
+
+namespace kvq {
+namespace cuda {
+namespace {
+
+// Tokens of one pass of packing: its scratch is a few megabytes.
+constexpr uint32_t kPackTokens = 4096;
+
+void must(cudaError_t error, const char *what) {
+  if (error != cudaSuccess) throw DeviceFailure(what, cudaGetErrorString(error));
+}
+
+RawShape raw_shape(const LayerShape &shape) { return {shape.kv_heads, shape.dim_k, shape.dim_v}; }
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(Memory *memory, uint32_t device)
+      : memory_(memory), device_(int(device)), order_(device_), arena_(memory, device_), books_(arena_), states_(memory), replays_(memory) {}
+  ~CudaBackend() override {
+    order_.wait();
+    for (StepState *state : states_) std::pmr::polymorphic_allocator<StepState>(memory_).delete_object(state);
+  }
+  Status prepare();
+
+  uint32_t raw_page_tokens() const override { return kRawTokens; }
+  size_t raw_page_bytes(const LayerShape &shape) const override { return raw_shape(shape).head_elements() * shape.kv_heads * 2; }
+  std::shared_ptr<const PageFormat> make_format(const LayerShape &shape, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
+                                                std::pmr::vector<HeadFormat> &&v) override;
+  void *allocate_page(size_t bytes) override { return arena_.allocate_page(bytes); }
+  void release_page(void *page, size_t bytes) noexcept override { arena_.release_page(page, bytes); }
+
+  Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
+                    uint64_t *saturated) override {
+    return store_pieces(shape, k, v, first, std::span(&rows, 1), saturated);
+  }
+  Status store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
+                      std::span<const PageRows> pieces, uint64_t *saturated) override;
+  void enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) override;
+  Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                    uint64_t *saturated) override;
+  void copy_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) override;
+  void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) override;
+  void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                      LayerStatistics *statistics) override;
+  void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) override;
+  void copy_packed(const PageFormat &format, const void *from, void *to) override;
+  void narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) override;
+  void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
+              Block *block) override;
+
+  std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) override;
+  Status attend(const AttendCall &call, Workspace *workspace) override;
+  bool plans_steps() const override { return true; }
+  Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, Workspace *workspace) override;
+  Status append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) override;
+  bool replays(uint32_t layer) const override { return layer < replays_.size() && replays_[layer]; }
+  Status finish_step(Workspace *workspace, uint64_t *saturated) override;
+
+  void give_back(StepState *state) noexcept {
+    const std::lock_guard lock(states_mutex_);
+    state->in_use = false;
+  }
+
+ private:
+  using Turn = Order::Turn;
+  // Host memory to a buffer; the memory may change when this returns.
+  void upload(const Turn &turn, const void *data, size_t bytes, Buffer *buffer) {
+    buffer->reserve(std::max<size_t>(bytes, 1));
+    must(cudaMemcpyAsync(buffer->data(), data, bytes, cudaMemcpyHostToDevice, turn.stream()), "copy to the device");
+  }
+  void download(const Turn &turn, const void *data, size_t bytes, void *out) {
+    must(cudaMemcpyAsync(out, data, bytes, cudaMemcpyDeviceToHost, turn.stream()), "copy from the device");
+    must(cudaStreamSynchronize(turn.stream()), "wait");
+  }
+  uint32_t upload_pieces(const Turn &turn, std::span<const PageRows> pieces, Buffer *buffer);
+  // A tensor as kernels take it: device memory as it is, host memory entered, checked and copied to `buffer`.
+  Status to_device(const Turn &turn, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                   Buffer *buffer, DeviceTensor *out, uint64_t *saturated);
+  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated);
+  void pack_tokens(const Turn &turn, const PackShape &shape, const CudaPageFormat &format, std::span<const PageRows> from,
+                   std::span<const PageRows> to, uint32_t tokens);
+  Scratch make_scratch(const CudaPageFormat &format, uint32_t tokens, Buffer *buffer);
+
+  Memory *memory_;
+  int device_;
+  Order order_;
+  Arena arena_;
+  Books books_;
+  uint32_t processors_ = 1;
+  std::mutex states_mutex_;
+  Vector<StepState *> states_;
+  Vector<uint8_t> replays_;  // by layer
+};
+
+class CudaWorkspace final : public Workspace {
+ public:
+  CudaWorkspace(CudaBackend *backend, StepState *state) : state(state), backend_(backend) {}
+  ~CudaWorkspace() override { backend_->give_back(state); }
+  StepState *const state;
+
+ private:
+  CudaBackend *backend_;
+};
+
+StepState &state_of(Workspace *workspace) { return *static_cast<CudaWorkspace *>(workspace)->state; }
+
+Status CudaBackend::prepare() {
+  KVQ_CUDA(order_.prepare());
+  int processors = 1;
+  KVQ_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_));
+  processors_ = uint32_t(processors);
+  return books_.upload();
+}
+
+std::shared_ptr<const PageFormat> CudaBackend::make_format(const LayerShape &, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
+                                                           std::pmr::vector<HeadFormat> &&v) {
+  const auto format = make_shared_in<CudaPageFormat>(memory_, memory_, arena_, books_, page_tokens, std::move(k), std::move(v));
+  const Turn turn(order_);
+  if (const Status status = format->upload(turn.stream()); status != KVQ_OK) throw DeviceFailure("upload of a page format", failure_detail());
+  return format;
+}
+
+// ---- rows
+
+uint32_t CudaBackend::upload_pieces(const Turn &turn, std::span<const PageRows> pieces, Buffer *buffer) {
+  Vector<DevicePiece> host(memory_);
+  host.reserve(pieces.size());
+  uint32_t start = 0;
+  for (const PageRows &piece : pieces) {
+    host.push_back({piece.page, piece.first, piece.count, start, 0});
+    start += piece.count;
+  }
+  upload(turn, host.data(), host.size() * sizeof(DevicePiece), buffer);
+  return start;
+}
+
+Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim,
+                              const char *name, Buffer *buffer, DeviceTensor *out, uint64_t *saturated) {
+  const int64_t size = dtype_bytes(x.dtype);
+  const int64_t head_stride = x.head_stride ? x.head_stride : dim, token_stride = x.token_stride ? x.token_stride : int64_t(heads) * dim;
+  const char *data = static_cast<const char *>(x.data) + int64_t(first) * token_stride * size;
+  *out = {data, x.dtype, token_stride, head_stride};
+  if (x.memory == KVQ_MEMORY_DEVICE) return KVQ_OK;
+  if (turn.capturing()) return fail(KVQ_E_UNSUPPORTED, "%s: host memory cannot be captured in a CUDA graph", name);
+  Vector<uint16_t> rows(size_t(count) * heads * dim, memory_);
+  for (uint64_t t = 0; t < count; t++)
+    for (uint32_t h = 0; h < heads; h++) {
+      const void *row = data + (int64_t(t) * token_stride + h * head_stride) * size;
+      const uint32_t bad = enter_row(row, x.dtype, dim, rows.data() + (t * heads + h) * dim, saturated);
+      if (bad < dim)
+        return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed", name,
+                    (unsigned long long)(first + t), h, bad);
+    }
+  upload(turn, rows.data(), rows.size() * sizeof(uint16_t), buffer);
+  *out = {buffer->data(), KVQ_DTYPE_F16, int64_t(heads) * dim, dim};
+  return KVQ_OK;
+}
+
+Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated) {
+  Findings found;
+  download(turn, device, sizeof found, &found);
+  *saturated += found.saturated;
+  if (found.bad == kNothingBad) return KVQ_OK;
+  return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed",
+              names[found.bad >> 23 & 1], (unsigned long long)(found.bad >> 24), unsigned(found.bad >> 10 & 0x1fff), unsigned(found.bad & 0x3ff));
+}
+
+Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
+                                 std::span<const PageRows> pieces, uint64_t *saturated) {
+  const Turn turn(order_);
+  if (turn.capturing()) return fail(KVQ_E_UNSUPPORTED, "a prompt cannot be captured in a CUDA graph");
+  uint64_t count = 0;
+  for (const PageRows &piece : pieces) count += piece.count;
+  Buffer list(arena_), key_rows(arena_), value_rows(arena_), findings(arena_);
+  DeviceTensor keys, values;
+  KVQ_TRY(to_device(turn, k, first, count, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, saturated));
+  KVQ_TRY(to_device(turn, v, first, count, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, saturated));
+  const uint32_t rows = upload_pieces(turn, pieces, &list);
+  const Findings nothing{kNothingBad, 0};
+  upload(turn, &nothing, sizeof nothing, &findings);
+  KVQ_CUDA(cuda::enter_rows(raw_shape(shape), keys, values, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows,
+                            findings.as<Findings>(), turn.stream()));
+  if (k.memory == KVQ_MEMORY_HOST && v.memory == KVQ_MEMORY_HOST) return KVQ_OK;
+  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, saturated);
+}
+
+Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+                               uint64_t *saturated) {
+  const Turn turn(order_);
+  Buffer rows(arena_), findings(arena_);
+  DeviceTensor device;
+  KVQ_TRY(to_device(turn, x, first, count, heads, dim, name, &rows, &device, saturated));
+  if (x.memory == KVQ_MEMORY_HOST) return KVQ_OK;
+  const Findings nothing{kNothingBad, 0};
+  upload(turn, &nothing, sizeof nothing, &findings);
+  KVQ_CUDA(enter_dense(device, count, heads, dim, nullptr, findings.as<Findings>(), turn.stream()));
+  return read_findings(turn, findings.as<Findings>(), {name, name}, saturated);
+}
+
+void CudaBackend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) {
+  if (x.memory == KVQ_MEMORY_HOST) return Backend::enter_rows(x, count, heads, dim, out);
+  const Turn turn(order_);
+  const size_t bytes = size_t(count) * heads * dim * sizeof(uint16_t);
+  Buffer rows(arena_, bytes), findings(arena_, sizeof(Findings));
+  const DeviceTensor device{x.data, x.dtype, x.token_stride, x.head_stride};
+  must(enter_dense(device, count, heads, dim, rows.as<uint16_t>(), findings.as<Findings>(), turn.stream()), "enter rows");
+  download(turn, rows.data(), bytes, out);
+}
+
+void CudaBackend::copy_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) {
+  const Turn turn(order_);
+  must(copy_raw(raw_shape(shape), from, from_row, to, to_row, count, turn.stream()), "copy rows");
+}
+
+void CudaBackend::load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) {
+  const Turn turn(order_);
+  const size_t bytes = size_t(rows.count) * (tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v) * sizeof(uint16_t);
+  Buffer list(arena_), dense(arena_, bytes);
+  upload_pieces(turn, std::span(&rows, 1), &list);
+  must(load_raw(raw_shape(shape), list.as<DevicePiece>(), 1, rows.count, head, tensor, dense.as<uint16_t>(), turn.stream()), "load rows");
+  download(turn, dense.data(), bytes, out);
+}
+
+// ---- statistics
+
+namespace {
+
+UInt128 join(const Wide &sum) { return UInt128(sum.high) << 64 | sum.low; }
+
+float unorder(uint32_t ordered) {
+  const uint16_t o = uint16_t(ordered ^ 0x8000u);
+  return half_to_float(uint16_t(o ^ (uint16_t(int16_t(o) >> 15) & 0x7fffu)));
+}
+
+void add_channels(const Wide *sums, const uint32_t *ranges, Vector<ChannelSums> *channels) {
+  for (size_t c = 0; c < channels->size(); c++) {
+    ChannelSums &to = (*channels)[c];
+    to.sum += Int128(join(sums[2 * c]));
+    to.abs += join(sums[2 * c + 1]);
+    to.min = std::min(to.min, unorder(ranges[2 * c]));
+    to.max = std::max(to.max, unorder(ranges[2 * c + 1]));
+  }
+}
+
+}  // namespace
+
+void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                                 LayerStatistics *statistics) {
+  const Turn turn(order_);
+  const StatisticsLayout layout{shape.kv_heads, shape.q_heads / shape.kv_heads, shape.dim_k, shape.dim_v};
+  const HeadShape keys = shape.head(KVQ_TENSOR_K);
+  Vector<uint16_t> pairs(memory_);
+  for (uint32_t p = 0; p < shape.dim_k / 2; p++) {
+    const Pair pair = pair_channels(keys, p);
+    pairs.push_back(uint16_t(pair.u)), pairs.push_back(uint16_t(pair.v));
+  }
+  Vector<Wide> sums(size_t(layout.sums()) * shape.kv_heads, Wide{0, 0}, memory_);
+  Vector<uint32_t> ranges(memory_);
+  for (size_t i = 0; i < size_t(layout.ranges()) * shape.kv_heads; i++) ranges.push_back(i % 2 ? 0 : ~0u);
+  Buffer list(arena_), table(arena_), device_sums(arena_), device_ranges(arena_), queries(arena_), entered(arena_), findings(arena_, sizeof(Findings));
+  const uint32_t rows = upload_pieces(turn, kv, &list);
+  if (rows == 0) return;
+  upload(turn, pairs.data(), pairs.size() * sizeof(uint16_t), &table);
+  upload(turn, sums.data(), sums.size() * sizeof(Wide), &device_sums);
+  upload(turn, ranges.data(), ranges.size() * sizeof(uint32_t), &device_ranges);
+  const uint16_t *query_rows = nullptr;
+  if (q) {
+    DeviceTensor device;
+    uint64_t ignored = 0;
+    if (to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &device, &ignored) != KVQ_OK)
+      throw DeviceFailure("statistics of q", failure_detail());
+    entered.reserve(size_t(rows) * shape.q_heads * shape.dim_k * sizeof(uint16_t));
+    must(enter_dense(device, rows, shape.q_heads, shape.dim_k, entered.as<uint16_t>(), findings.as<Findings>(), turn.stream()), "enter q");
+    query_rows = entered.as<uint16_t>();
+  }
+  must(sum_statistics(layout, list.as<DevicePiece>(), uint32_t(kv.size()), rows, query_rows, table.as<uint16_t>(), device_sums.as<Wide>(),
+                      device_ranges.as<uint32_t>(), turn.stream()),
+       "statistics");
+  download(turn, device_sums.data(), sums.size() * sizeof(Wide), sums.data());
+  download(turn, device_ranges.data(), ranges.size() * sizeof(uint32_t), ranges.data());
+  for (uint32_t h = 0; h < shape.kv_heads; h++) {
+    HeadStatistics &to = statistics->heads[h];
+    const Wide *from = sums.data() + size_t(h) * layout.sums();
+    const uint32_t *range = ranges.data() + size_t(h) * layout.ranges();
+    for (size_t p = 0; p < to.pairs.size(); p++, from += 4) {
+      to.pairs[p].k1 += join(from[0]), to.pairs[p].k2 += join(from[1]);
+      to.pairs[p].q1 += join(from[2]), to.pairs[p].q2 += join(from[3]);
+    }
+    add_channels(from, range, &to.k);
+    add_channels(from + 2 * shape.dim_k, range + 2 * shape.dim_k, &to.v);
+    to.nk += rows;
+    if (q) to.nq += uint64_t(rows) * layout.ratio;
+  }
+}
+
+// ---- packing
+
+Scratch CudaBackend::make_scratch(const CudaPageFormat &format, uint32_t tokens, Buffer *buffer) {
+  const uint32_t heads = uint32_t(format.k.size());
+  Scratch scratch{};
+  scratch.tokens = tokens;
+  scratch.dim_k = format.k[0].shape.dim, scratch.dim_v = format.v[0].shape.dim;
+  for (const TensorFormat &f : format.tensors) {
+    scratch.params_stride = std::max(scratch.params_stride, (params_of(f, tokens) + 7) / 8 * 8);
+    if (f.positions) scratch.boosted_stride = std::max(scratch.boosted_stride, size_t(tokens + f.group - 1) / f.group * f.dim);
+  }
+  const size_t codes = (size_t(heads) * tokens * (scratch.dim_k + scratch.dim_v) + 15) / 16 * 16;
+  const size_t params = 2 * heads * scratch.params_stride * sizeof(uint16_t);
+  buffer->reserve(codes + params + 2 * heads * scratch.boosted_stride);
+  scratch.codes = buffer->as<uint8_t>();
+  scratch.params = reinterpret_cast<uint16_t *>(scratch.codes + codes);
+  scratch.boosted = scratch.codes + codes + params;
+  return scratch;
+}
+
+void CudaBackend::pack_tokens(const Turn &turn, const PackShape &shape, const CudaPageFormat &format, std::span<const PageRows> from,
+                              std::span<const PageRows> to, uint32_t tokens) {
+  Buffer sources(arena_), targets(arena_), memory(arena_);
+  const Scratch scratch = make_scratch(format, tokens, &memory);
+  upload_pieces(turn, from, &sources);
+  upload_pieces(turn, to, &targets);
+  must(encode(shape, format.device, sources.as<DevicePiece>(), uint32_t(from.size()), scratch, turn.stream()), "encode");
+  must(place(format.device, targets.as<DevicePiece>(), uint32_t(to.size()), scratch, turn.stream()), "place");
+}
+
+// Whole targets at a time, as many as the scratch of one pass takes; the sources are cut where they are.
+void CudaBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
+  const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
+  PackShape pack_shape{raw_shape(shape), {}, {}, {~0u, ~0u}};
+  for (size_t i = 0; i < format.tensors.size(); i++) {
+    const TensorFormat &f = format.tensors[i];
+    (f.group ? pack_shape.columns : pack_shape.rows)[i % 2] = true;
+    if (f.group) pack_shape.group[i % 2] = std::min(pack_shape.group[i % 2], f.group);
+  }
+  const Turn turn(order_);
+  Vector<PageRows> pieces(memory_);
+  size_t source = 0;
+  uint32_t taken = 0;  // of from[source]
+  for (size_t first = 0; first < to.size();) {
+    uint32_t tokens = 0;
+    size_t end = first;
+    while (end < to.size() && (end == first || tokens + to[end].count <= kPackTokens)) tokens += to[end++].count;
+    pieces.clear();
+    for (uint32_t left = tokens; left > 0;) {
+      const uint32_t n = std::min(left, from[source].count - taken);
+      pieces.push_back({from[source].page, from[source].first + taken, n});
+      left -= n, taken += n;
+      if (taken == from[source].count) source++, taken = 0;
+    }
+    pack_tokens(turn, pack_shape, format, pieces, to.subspan(first, end - first), tokens);
+    first = end;
+  }
+}
+
+void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *to) {
+  const Turn turn(order_);
+  must(cudaMemcpyAsync(to, from, format.bytes, cudaMemcpyDeviceToDevice, turn.stream()), "copy a page");
+}
+
+// By way of the host: it happens a few times in the life of a sequence.
+void CudaBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) {
+  const CudaPageFormat &wide = static_cast<const CudaPageFormat &>(from_format), &slim = static_cast<const CudaPageFormat &>(to_format);
+  const Turn turn(order_);
+  Buffer memory(arena_), targets(arena_);
+  const Scratch scratch = make_scratch(slim, count, &memory);
+  for (uint32_t head = 0; head < slim.k.size(); head++)
+    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
+      Block block(memory_), narrowed(memory_);
+      unpack(wide, from, 0, count, head, tensor, &block);
+      narrow(wide.head_format(head, tensor), block, slim.head_format(head, tensor), &narrowed);
+      must(cudaMemcpyAsync(scratch.params_of(head, tensor), narrowed.params.data(), narrowed.params.size() * sizeof(uint16_t),
+                           cudaMemcpyHostToDevice, turn.stream()), "copy to the device");
+      must(cudaMemcpyAsync(scratch.codes_of(head, tensor), narrowed.codes.data(), narrowed.codes.size(), cudaMemcpyHostToDevice, turn.stream()),
+           "copy to the device");
+    }
+  const PageRows rows{to, 0, count};
+  upload_pieces(turn, std::span(&rows, 1), &targets);
+  must(place(slim.device, targets.as<DevicePiece>(), 1, scratch, turn.stream()), "place");
+}
+
+void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
+                         Block *block) {
+  const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
+  const TensorFormat &f = format.tensors[2 * head + tensor];
+  const Turn turn(order_);
+  Buffer memory(arena_);
+  Scratch scratch = make_scratch(format, count, &memory);
+  must(fetch(format.device, page, first, count, head, tensor, scratch, turn.stream()), "unpack");
+  const size_t params = block->params.size(), n_params = params_of(f, count);
+  block->tokens += count;
+  block->params.resize(params + n_params);
+  download(turn, scratch.params, n_params * sizeof(uint16_t), block->params.data() + params);
+  if (f.family == Family::raw) return;
+  const size_t codes = block->codes.size(), n_codes = size_t(count) * f.dim;
+  block->codes.resize(codes + n_codes);
+  download(turn, scratch.codes, n_codes, block->codes.data() + codes);
+  if (!f.positions) return;
+  const size_t boosted = block->boosted.size(), n_boosted = size_t(count / f.group) * f.dim;
+  block->boosted.resize(boosted + n_boosted);
+  download(turn, scratch.boosted, n_boosted, block->boosted.data() + boosted);
+}
+
+// ---- steps
+
+std::shared_ptr<Workspace> CudaBackend::make_workspace(std::span<const LayerShape>) {
+  const std::lock_guard lock(states_mutex_);
+  StepState *state = nullptr;
+  for (StepState *each : states_)
+    if (!each->in_use) {
+      state = each;
+      break;
+    }
+  if (!state) {
+    states_.reserve(states_.size() + 1);
+    state = std::pmr::polymorphic_allocator<StepState>(memory_).new_object<StepState>(memory_, arena_);
+    states_.push_back(state);
+  }
+  state->in_use = true;
+  state->planned = false;
+  const auto workspace = make_shared_in<CudaWorkspace>(memory_, this, state);
+  workspace->bytes = size_t(kRows) * 1024 * sizeof(float);
+  return workspace;
+}
+
+Status CudaBackend::plan_step(const StepSource &source, std::span<const LayerShape> shapes, Workspace *workspace) {
+  const Turn turn(order_);
+  StepState &state = state_of(workspace);
+  if (turn.capturing()) return state.planned ? KVQ_OK : fail(KVQ_E_UNSUPPORTED, "a step cannot begin inside a capture");
+  if (replays_.size() < shapes.size()) replays_.resize(shapes.size());
+  KVQ_TRY(cuda::plan_step(source, shapes, processors_, turn.stream(), &state));
+  state.planned = true;
+  return KVQ_OK;
+}
+
+Status CudaBackend::append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) {
+  const Turn turn(order_);
+  StepState &state = state_of(workspace);
+  const uint32_t tokens = state.queries;
+  if (tokens == 0) return KVQ_OK;
+  Buffer key_rows(arena_), value_rows(arena_);
+  DeviceTensor keys, values;
+  uint64_t saturated = 0;
+  KVQ_TRY(to_device(turn, k, 0, tokens, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, &saturated));
+  KVQ_TRY(to_device(turn, v, 0, tokens, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, &saturated));
+  state.saturated += saturated;
+  KVQ_CUDA(append_rows(raw_shape(shape), keys, values, state.plan(layer), tokens, state.findings.as<Findings>(), turn.stream()));
+  if (turn.capturing()) replays_[layer] = 1;
+  return KVQ_OK;
+}
+
+Status CudaBackend::finish_step(Workspace *workspace, uint64_t *saturated) {
+  StepState &state = state_of(workspace);
+  *saturated += std::exchange(state.saturated, 0);
+  if (!state.planned) return KVQ_OK;
+  KVQ_CUDA(order_.wait());
+  const Turn turn(order_);
+  return read_findings(turn, state.findings.as<Findings>(), {"k or q", "v"}, saturated);
+}
+
+// Results for host memory, from packed rows on the device.
+static void write_host(const kvq_tensor &out, const float *rows, uint32_t tokens, uint32_t heads, uint32_t dim) {
+  char *data = static_cast<char *>(out.data);
+  for (uint32_t t = 0; t < tokens; t++)
+    for (uint32_t h = 0; h < heads; h++, rows += dim) {
+      const int64_t at = t * out.token_stride + h * out.head_stride;
+      for (uint32_t c = 0; c < dim; c++) {
+        const uint32_t bits = std::bit_cast<uint32_t>(rows[c]);
+        if (out.dtype == KVQ_DTYPE_F32) reinterpret_cast<float *>(data)[at + c] = rows[c];
+        if (out.dtype == KVQ_DTYPE_F16) reinterpret_cast<uint16_t *>(data)[at + c] = float_to_half(rows[c]);
+        if (out.dtype == KVQ_DTYPE_BF16) reinterpret_cast<uint16_t *>(data)[at + c] = uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+      }
+    }
+}
+
+Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
+  const Turn turn(order_);
+  StepState &state = state_of(workspace);
+  const LayerShape &shape = *call.shape;
+  const uint32_t tokens = state.queries;
+  AttendArguments a{};
+  a.plan = state.plan(call.layer);
+  a.findings = state.findings.as<Findings>();
+  a.scale = call.scale, a.softcap = call.softcap, a.window = call.window;
+  a.kv_heads = shape.kv_heads, a.ratio = shape.q_heads / shape.kv_heads, a.dim_k = shape.dim_k, a.dim_v = shape.dim_v;
+  a.has_sinks = call.sinks != nullptr;
+  if (call.sinks && shape.q_heads > kMaxSinks)
+    return fail(KVQ_E_UNSUPPORTED, "options: sinks of %u query heads; the CUDA backend takes at most %u", shape.q_heads, kMaxSinks);
+  if (call.sinks) std::copy_n(call.sinks, shape.q_heads, a.sinks);
+  Buffer query_rows(arena_), results(arena_);
+  uint64_t saturated = 0;
+  KVQ_TRY(to_device(turn, *call.q, 0, tokens, shape.q_heads, shape.dim_k, "q", &query_rows, &a.q, &saturated));
+  const bool to_host = call.out->memory == KVQ_MEMORY_HOST;
+  const size_t out_size = size_t(tokens) * shape.q_heads * shape.dim_v, lse_size = size_t(tokens) * shape.q_heads;
+  if (to_host) {
+    if (turn.capturing()) return fail(KVQ_E_UNSUPPORTED, "out: host memory cannot be captured in a CUDA graph");
+    results.reserve((out_size + lse_size) * sizeof(float));
+    a.out = {results.data(), KVQ_DTYPE_F32, int64_t(shape.q_heads) * shape.dim_v, shape.dim_v};
+    a.lse = results.as<float>() + out_size;
+  } else {
+    a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
+    a.lse = call.lse;
+  }
+  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_, turn.stream()));
+  state.saturated += saturated;
+  if (!to_host) return KVQ_OK;
+  Vector<float> host(out_size + lse_size, memory_);
+  download(turn, results.data(), host.size() * sizeof(float), host.data());
+  write_host(*call.out, host.data(), tokens, shape.q_heads, shape.dim_v);
+  if (call.lse) std::copy_n(host.data() + out_size, lse_size, call.lse);
+  return KVQ_OK;
+}
+
+}  // namespace
+}  // namespace cuda
+
+// ---- what the engine sees
+
+uint32_t cuda_devices(char *path, size_t path_size, char *reason, size_t reason_size) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    std::snprintf(reason, reason_size, "%s", cudaGetErrorString(error));
+    return 0;
+  }
+  if (count == 0) {
+    std::snprintf(reason, reason_size, "there is no CUDA device");
+    return 0;
+  }
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  std::snprintf(path, path_size, "sm_%d%d", major, minor);
+  return uint32_t(count);
+}
+
+Status check_cuda(uint32_t device, std::span<const LayerShape> shapes) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return fail(KVQ_E_DEVICE, "backend=CUDA: %s", cudaGetErrorString(error));
+  }
+  if (int64_t(device) >= count) return fail(KVQ_E_DEVICE, "device=%u: there are %d CUDA devices", device, count);
+  int shared = 0;
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, int(device));
+  for (size_t l = 0; l < shapes.size(); l++) {
+    const size_t needed = cuda::general_shared_bytes(shapes[l].dim_k, shapes[l].dim_v);
+    if (needed > size_t(shared))
+      return fail(KVQ_E_UNSUPPORTED, "layer %zu: dim_k=%u and dim_v=%u need %zu bytes of shared memory; device %u has %d", l,
+                  shapes[l].dim_k, shapes[l].dim_v, needed, device, shared);
+  }
+  return KVQ_OK;
+}
+
+std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device) {
+  auto backend = make_shared_in<cuda::CudaBackend>(memory, memory, device);
+  if (backend->prepare() != KVQ_OK) throw DeviceFailure("opening the device", failure_detail());
+  return backend;
+}
+
+}  // namespace kvq

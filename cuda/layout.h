@@ -1,0 +1,135 @@
+// Packed pages on a device: what kernels know of a page format, and where a code lies.
+//
+// A page is one blob per KV head; a blob holds the codes and parameters of K and V.  Codes of a tensor lie in one of two layouts:
+//   streams    per region (slots that share a level count) a stream of words, `digits` codes in `bits` bits as on the wire;
+//              rows: code token * count + j, columns: code j * page_tokens + token.  Any codec, any dimension.
+//   fragments  tiles of 64 tokens in the order of the operands of mma.m16n8k32 (below), for a head dimension of 128.
+//
+// Fragments.  lane = 4 * r + t.  A register is four codes, byte j = 0..3; a unit is eight registers of all 32 lanes:
+//   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
+//   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
+// A unit of width w has w words a lane (struct Lanes); where the bits of a code lie in them: put_code below.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "util/hd.h"
+
+namespace kvq::cuda {
+
+enum class Family : uint8_t { rows_book, rows_affine, columns, polar, raw };
+enum class Layout : uint8_t { streams, fragments };
+
+// One book of section 2.3 in device memory.
+struct DeviceBook {
+  float scale;
+  uint32_t levels;
+  int16_t level[256];
+  float threshold[256];
+};
+
+constexpr uint32_t kMaxRegions = 9;
+constexpr uint32_t kTile = 64, kFastDim = 128, kUnits = 8;
+
+// Slots [first, first + count) of one level count.
+struct Region {
+  uint32_t levels, digits, bits;
+  uint32_t first, count, rotation;
+  uint32_t offset;          // of its stream in the codes
+  const DeviceBook *book;   // or nullptr
+};
+
+// One tensor of one head.
+struct TensorFormat {
+  Family family;
+  Layout layout;
+  uint8_t tensor, kind, param_type, scale_rule, param_bytes;
+  uint8_t rotate, midpoint, high_plain;  // high_plain: pair-mix, classes of 3 bits take no midpoint
+  uint32_t dim, page_tokens, group, groups;  // groups of tokens in a page (columns)
+  uint32_t regions, row_params, channel_group;  // parameters of a token; affine rows: channels of a group
+  uint32_t boosted;                          // kitty
+  uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
+  uint64_t seed;
+  const uint16_t *channel;                   // [dim] slot -> channel
+  const uint16_t *mu;                        // fp16 [dim] or nullptr
+  Region region[kMaxRegions];
+  // in the blob
+  uint32_t codes, tile_stride;               // of tile 0; between tiles (fragments)
+  uint32_t params, params_stride;            // parameters; fragments: rows between tiles
+  uint32_t positions;                        // kitty: position bytes [groups][dim]
+  alignas(8) uint8_t width[kUnits];                     // fragments: of a unit; 0: no codes
+  uint16_t unit[kUnits];                     // fragments: offset of a unit in a tile's codes
+  uint8_t book16;                            // fragments of width 4: sign and magnitude instead of the code
+  uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
+  float book_scale;                          // fragments: of the only region
+};
+
+struct HeadBlob {
+  uint32_t offset, bytes;  // in the page
+};
+
+// Everything of a page format that kernels read: tensor formats [kv_heads][2], then HeadBlob [kv_heads].
+struct DeviceFormat {
+  const TensorFormat *tensors;
+  const HeadBlob *blobs;
+  uint32_t kv_heads, page_tokens;
+};
+
+// ---- fragments
+
+struct Place {
+  uint32_t unit, reg, lane, byte;
+};
+
+KVQ_HD inline Place key_place(uint32_t token, uint32_t slot) {
+  return {slot / 16, token / 8, token % 8 * 4 + slot % 16 / 4, slot % 4};
+}
+KVQ_HD inline Place value_place(uint32_t token, uint32_t channel) {
+  const uint32_t y = channel / 8;
+  return {y / 2, token / 32 * 4 + (token & 1) * 2 + (y & 1), channel % 8 * 4 + token % 8 / 2, token / 8 % 4};
+}
+KVQ_HD inline uint32_t key_token(uint32_t reg, uint32_t lane) { return reg * 8 + lane / 4; }
+KVQ_HD inline uint32_t key_slot(uint32_t unit, uint32_t lane, uint32_t byte) { return unit * 16 + lane % 4 * 4 + byte; }
+KVQ_HD inline uint32_t value_token(uint32_t reg, uint32_t lane, uint32_t byte) {
+  return reg / 4 * 32 + byte * 8 + lane % 4 * 2 + (reg >> 1 & 1);
+}
+KVQ_HD inline uint32_t value_channel(uint32_t unit, uint32_t reg, uint32_t lane) { return unit * 16 + (reg & 1) * 8 + lane / 4; }
+
+// Word i of a lane among n: vectors of four words lane by lane, then of two, then one.
+KVQ_HD inline uint32_t lane_word(uint32_t n, uint32_t lane, uint32_t i) {
+  const uint32_t fours = n / 4 * 4;
+  if (i < fours) return i / 4 * 128 + lane * 4 + i % 4;
+  if (i < n / 2 * 2) return fours * 32 + lane * 2 + (i - fours);
+  return (n - 1) * 32 + lane;
+}
+
+// One bit of a code: bit `bit` of word `word`.
+struct BitPlace {
+  uint32_t word, bit;
+};
+// Where bit b of the stored code of (register, byte) lies in a unit of a width.
+KVQ_HD inline BitPlace code_bit(uint32_t width, bool book16, uint32_t reg, uint32_t byte, uint32_t b) {
+  switch (width) {
+    case 1:
+      return {0, 16 * (reg & 1) + 4 * byte + reg / 2};
+    case 2:
+      return {reg / 4, 16 * (reg & 1) + 4 * byte + 2 * (reg >> 1 & 1) + b};
+    case 3:
+      if (reg < 6) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
+      return {b, 16 * (reg - 6) + 4 * byte + 3};
+    default:
+      if (b >= 4) return width == 5 ? BitPlace{4, 8 * byte + reg} : BitPlace{4 + reg / 4, 8 * byte + 2 * (reg % 4) + b - 4};
+      if (!book16) return {reg / 2, 8 * byte + 4 * (reg & 1) + b};
+      if (b < 3) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
+      return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
+  }
+}
+
+// Codes of 16-level books are stored as magnitude and sign: levels are antisymmetric.
+KVQ_HD inline uint32_t stored_code(bool book16, uint32_t code) { return !book16 ? code : code >= 8 ? code - 8 : (7 - code) | 8; }
+KVQ_HD inline uint32_t plain_code(bool book16, uint32_t stored) { return !book16 ? stored : stored & 8 ? 7 - (stored & 7) : stored + 8; }
+
+// Row parameters of a tile in the order [token % 8][token / 8], so that a lane's eight lie together.
+KVQ_HD inline uint32_t row_place(uint32_t token) { return token % 8 * 8 + token / 8; }
+
+}  // namespace kvq::cuda

@@ -1,0 +1,263 @@
+#include "cuda/page_format.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include "codec/bits.h"
+#include "codec/books.h"
+#include "codec/descriptor.h"
+#include "cuda/attend_fast.h"
+#include "cuda/check.h"
+
+namespace kvq::cuda {
+
+// ---- books
+
+namespace {
+
+constexpr std::array<uint32_t, 12> kBookLevels = {2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256};
+
+uint32_t align16(uint32_t n) { return (n + 15) / 16 * 16; }
+
+}  // namespace
+
+Status Books::upload() {
+  std::array<DeviceBook, kBookLevels.size()> books{};
+  for (size_t i = 0; i < kBookLevels.size(); i++) {
+    const Book &book = find_book(kBookLevels[i]);
+    books[i].scale = book.scale;
+    books[i].levels = kBookLevels[i];
+    std::copy(book.level.begin(), book.level.end(), books[i].level);
+    std::copy(book.threshold.begin(), book.threshold.end(), books[i].threshold);
+  }
+  buffer_.reserve(sizeof books);
+  KVQ_CUDA(cudaMemcpy(buffer_.data(), books.data(), sizeof books, cudaMemcpyHostToDevice));
+  return KVQ_OK;
+}
+
+const DeviceBook *Books::find(uint32_t levels) const {
+  for (size_t i = 0; i < kBookLevels.size(); i++)
+    if (kBookLevels[i] == levels) return buffer_.as<const DeviceBook>() + i;
+  return nullptr;
+}
+
+// ---- formats
+
+namespace {
+
+Family family_of(const HeadFormat &head) {
+  switch (head.codec.kind) {
+    case Kind::raw:
+      return Family::raw;
+    case Kind::affine_token:
+      return Family::rows_affine;
+    case Kind::progressive:
+      return head.codec.levels ? Family::rows_affine : Family::raw;
+    case Kind::lloyd:
+    case Kind::width_groups:
+    case Kind::channel_split:
+      return Family::rows_book;
+    case Kind::polar:
+      return Family::polar;
+    default:
+      return Family::columns;
+  }
+}
+
+uint32_t width_of(uint32_t levels) { return uint32_t(std::bit_width(levels - 1)); }
+
+// Can keys lie in fragments?
+KeyPath key_path(const HeadFormat &head, uint32_t page_tokens) {
+  if (head.shape.dim != kFastDim || page_tokens % kTile) return KeyPath::none;
+  const Codec &codec = head.codec;
+  if (codec.kind == Kind::lloyd)
+    return codec.levels == 4 ? KeyPath::book2 : codec.levels == 8 ? KeyPath::book3 : codec.levels == 16 ? KeyPath::book4 : KeyPath::none;
+  if (codec.kind != Kind::affine_channel && codec.kind != Kind::channel_widths && codec.kind != Kind::pair_mix) return KeyPath::none;
+  if (codec.group % kTile || !std::has_single_bit(codec.group)) return KeyPath::none;
+  for (const SlotClass &cls : head.classes)
+    if (!std::has_single_bit(cls.levels) || cls.levels > 64) return KeyPath::none;
+  if (head.classes.size() == 1 && head.classes[0].levels == 4) return KeyPath::columns_2;
+  if (head.classes.size() == 2 && head.classes[0].levels == 2 && head.classes[0].count == kFastDim / 2 && head.classes[1].levels == 8)
+    return KeyPath::columns_13;
+  return KeyPath::columns;
+}
+
+ValuePath value_path(const HeadFormat &head, uint32_t page_tokens) {
+  if (head.shape.dim != kFastDim || page_tokens % kTile) return ValuePath::none;
+  const Codec &codec = head.codec;
+  if (codec.kind == Kind::lloyd)
+    return codec.levels == 4   ? ValuePath::book2
+           : codec.levels == 8 ? ValuePath::book3
+           : codec.levels == 16 ? ValuePath::book4
+                                : ValuePath::none;
+  if (codec.kind == Kind::affine_token && codec.levels == 4 && codec.group == kFastDim) return ValuePath::affine2;
+  return ValuePath::none;
+}
+
+}  // namespace
+
+CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
+                               std::pmr::vector<HeadFormat> &&key_formats, std::pmr::vector<HeadFormat> &&value_formats)
+    : PageFormat(memory), device{}, tensors(memory), books_(books), blobs_(memory), tables_(memory), buffer_(arena) {
+  k = std::move(key_formats);
+  v = std::move(value_formats);
+  page_tokens = tokens;
+  const uint32_t heads = uint32_t(k.size());
+  for (uint32_t h = 0; h < heads; h++) {
+    const KeyPath key = key_path(k[h], tokens);
+    const ValuePath value = value_path(v[h], tokens);
+    keys = h == 0 || key == keys ? key : KeyPath::none;
+    values = h == 0 || value == values ? value : ValuePath::none;
+  }
+  if (!has_fused(keys, values)) keys = KeyPath::none, values = ValuePath::none;
+  tensors.resize(size_t(heads) * 2);
+  blobs_.resize(heads);
+  uint32_t offset = 0;
+  for (uint32_t h = 0; h < heads; h++) {
+    TensorFormat *key = &tensors[2 * h], *value = key + 1;
+    describe(k[h], keys != KeyPath::none, key);
+    describe(v[h], keys != KeyPath::none, value);
+    uint32_t at = 0;
+    if (keys != KeyPath::none) {
+      lay_out_fragments(key, value, &at);
+    } else {
+      lay_out_streams(key, &at);
+      lay_out_streams(value, &at);
+    }
+    blobs_[h] = {offset, align16(at)};
+    blob_bytes = std::max(blob_bytes, blobs_[h].bytes);
+    offset += blobs_[h].bytes;
+  }
+  bytes = offset;
+}
+
+void CudaPageFormat::describe(const HeadFormat &head, bool fragments, TensorFormat *f) {
+  const Codec &codec = head.codec;
+  *f = TensorFormat{};
+  f->family = family_of(head);
+  f->layout = fragments ? Layout::fragments : Layout::streams;
+  f->tensor = uint8_t(head.shape.tensor);
+  f->kind = uint8_t(codec.kind);
+  f->param_type = uint8_t(codec.params);
+  f->param_bytes = codec.params == ParamType::fp16 ? 2 : 1;
+  f->scale_rule = uint8_t(codec.scale);
+  f->rotate = codec.rotate;
+  f->midpoint = codec.midpoint;
+  f->high_plain = codec.kind == Kind::pair_mix;
+  f->dim = head.shape.dim;
+  f->page_tokens = page_tokens;
+  f->seed = codec.seed;
+  if (f->family == Family::columns || f->family == Family::polar) f->group = codec.group, f->groups = page_tokens / codec.group;
+  if (f->family == Family::rows_affine) f->channel_group = codec.kind == Kind::progressive ? f->dim : codec.group;
+  if (f->family == Family::rows_affine) f->row_params = 2 * (f->dim / f->channel_group);
+  if (f->family == Family::rows_book) f->row_params = head.token_params;
+  if (codec.kind == Kind::progressive) f->progressive = codec.levels;
+  for (const SlotClass &cls : head.classes) {
+    Region &region = f->region[f->regions++];
+    const Radix radix = find_radix(cls.levels);
+    region = {cls.levels, radix.digits, radix.bits, cls.first, cls.count, cls.rotation, 0, nullptr};
+    if (f->family == Family::rows_book) region.book = books_.find(cls.levels);
+  }
+  if (codec.kind == Kind::kitty) {
+    f->boosted = uint32_t((unsigned __int128)(codec.boost.p) * f->dim / codec.boost.q);
+    f->region[0].levels = 4, f->region[0].bits = 2;
+    f->region[f->regions++] = {4, 1, 2, f->dim, 0, 0, 0, nullptr};
+  }
+  add_tables(head, f);
+}
+
+// Slots' channels (polar: u and v of every pair) and the centre; as offsets + 1 until upload.
+void CudaPageFormat::add_tables(const HeadFormat &head, TensorFormat *f) {
+  f->channel = reinterpret_cast<const uint16_t *>(tables_.size() + 1);
+  for (uint32_t slot = 0; slot < f->dim; slot++) {
+    const Pair pair = f->family == Family::polar ? pair_channels(head.shape, slot / 2) : Pair{head.channel[slot], head.channel[slot]};
+    tables_.push_back(uint16_t(slot % 2 ? pair.v : pair.u));
+  }
+  if (head.mu.empty()) return;
+  f->mu = reinterpret_cast<const uint16_t *>(tables_.size() + 1);
+  tables_.insert(tables_.end(), head.mu.begin(), head.mu.end());
+}
+
+void CudaPageFormat::lay_out_streams(TensorFormat *f, uint32_t *at) {
+  f->codes = *at;
+  uint32_t codes = 0;
+  for (uint32_t r = 0; r < f->regions && f->family != Family::raw; r++) {
+    Region &region = f->region[r];
+    const bool upper = f->boosted > 0 && r == 1;
+    const uint32_t n = upper ? f->boosted * f->page_tokens : region.count * f->page_tokens;
+    region.offset = codes;
+    if (region.levels > 1) codes += (n + 8 * region.digits - 1) / (8 * region.digits) * region.bits;
+  }
+  *at += codes;
+  if (Kind(f->kind) == Kind::kitty) {
+    f->positions = *at;
+    *at += f->groups * f->dim;
+  }
+  *at = (*at + 1) / 2 * 2;
+  f->params = *at;
+  const uint32_t n = f->family == Family::raw ? f->page_tokens * f->dim
+                     : f->row_params          ? f->page_tokens * f->row_params
+                                              : f->groups * f->dim * 2;
+  *at += (n * f->param_bytes + 3) / 4 * 4;
+}
+
+// Parameters of key columns, then per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
+void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
+  const auto lay_out_units = [](TensorFormat *f) {
+    uint32_t codes = 0;
+    for (uint32_t u = 0; u < kUnits; u++) {
+      uint32_t width = 0;  // the widest member's
+      for (uint32_t r = 0; r < f->regions; r++) {
+        const Region &region = f->region[r];
+        if (region.first < (u + 1) * 16 && region.first + region.count > u * 16 && region.levels > 1)
+          width = std::max(width, width_of(region.levels));
+      }
+      f->width[u] = uint8_t(width);
+      f->unit[u] = uint16_t(codes);
+      codes += width * 128;
+    }
+    f->book16 = f->family == Family::rows_book && f->region[0].levels == 16;
+    if (f->family == Family::rows_book) {
+      const Book &book = find_book(f->region[0].levels);
+      f->book_scale = book.scale;
+      for (uint32_t i = 0; i < 8; i++)
+        f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
+    }
+    return codes;
+  };
+  const uint32_t key_codes = lay_out_units(key), value_codes = lay_out_units(value);
+  const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
+  const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
+  const uint32_t columns = key->group ? align16(key->groups * key->dim * 2 * key->param_bytes) : 0;
+  const uint32_t tile = key_codes + key_rows + value_codes + value_rows;
+  key->codes = *at + columns;
+  key->params = key->group ? *at : key->codes + key_codes;
+  value->codes = key->codes + key_codes + key_rows;
+  value->params = value->codes + value_codes;
+  for (TensorFormat *f : {key, value}) f->tile_stride = f->params_stride = tile;
+  *at += columns + page_tokens / kTile * tile;
+}
+
+Status CudaPageFormat::upload(cudaStream_t stream) {
+  const size_t formats = tensors.size() * sizeof(TensorFormat), blobs = blobs_.size() * sizeof(HeadBlob);
+  buffer_.reserve(formats + blobs + tables_.size() * sizeof(uint16_t));
+  char *base = buffer_.as<char>();
+  const uint16_t *tables = reinterpret_cast<const uint16_t *>(base + formats + blobs);
+  for (TensorFormat &f : tensors) {
+    f.channel = tables + (reinterpret_cast<uintptr_t>(f.channel) - 1);
+    if (f.mu) f.mu = tables + (reinterpret_cast<uintptr_t>(f.mu) - 1);
+  }
+  Vector<char> host(formats + blobs + tables_.size() * sizeof(uint16_t), tensors.get_allocator().resource());
+  std::memcpy(host.data(), tensors.data(), formats);
+  std::memcpy(host.data() + formats, blobs_.data(), blobs);
+  std::memcpy(host.data() + formats + blobs, tables_.data(), tables_.size() * sizeof(uint16_t));
+  KVQ_CUDA(cudaMemcpyAsync(base, host.data(), host.size(), cudaMemcpyHostToDevice, stream));
+  device = {reinterpret_cast<const TensorFormat *>(base), reinterpret_cast<const HeadBlob *>(base + formats), uint32_t(blobs_.size()),
+            page_tokens};
+  return KVQ_OK;
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,51 @@
+// Page formats on the device: the layout of every head, and what attention needs to choose a kernel.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "backend/backend.h"
+#include "cuda/arena.h"
+#include "cuda/layout.h"
+
+namespace kvq::cuda {
+
+// Books of section 2.3 in device memory, shared by all formats of a backend.
+class Books {
+ public:
+  explicit Books(Arena &arena) : buffer_(arena) {}
+  Status upload();
+  const DeviceBook *find(uint32_t levels) const;  // nullptr: none
+ private:
+  Buffer buffer_;
+};
+
+// Which fused kernel reads pages of a format; 0: none, the general one does.  keys * 16 + values.
+// columns_2, columns_13: every unit has 2 bits; the first half 1 and the second 3 (PN-Mix with half of the channels).
+enum class KeyPath : uint8_t { none, book2, book3, book4, columns, columns_2, columns_13 };
+enum class ValuePath : uint8_t { none, book2, book3, book4, affine2 };
+
+class CudaPageFormat final : public PageFormat {
+ public:
+  CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t page_tokens,
+                 std::pmr::vector<HeadFormat> &&keys, std::pmr::vector<HeadFormat> &&values);
+  Status upload(cudaStream_t stream);
+
+  const HeadFormat &head_format(uint32_t head, uint32_t tensor) const { return tensor == KVQ_TENSOR_K ? k[head] : v[head]; }
+  DeviceFormat device;
+  KeyPath keys = KeyPath::none;
+  ValuePath values = ValuePath::none;
+  uint32_t blob_bytes = 0;  // the largest head's
+  Vector<TensorFormat> tensors;  // [kv_heads][2], as on the device
+
+ private:
+  void describe(const HeadFormat &head, bool fragments, TensorFormat *f);
+  void lay_out_streams(TensorFormat *f, uint32_t *at);
+  void lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at);
+  void add_tables(const HeadFormat &head, TensorFormat *f);
+
+  const Books &books_;
+  Vector<HeadBlob> blobs_;
+  Vector<uint16_t> tables_;  // channels and centres
+  Buffer buffer_;
+};
+
+}  // namespace kvq::cuda

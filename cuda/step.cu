@@ -1,0 +1,216 @@
+#include "cuda/step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory_resource>
+#include <unordered_map>
+
+#include "cuda/check.h"
+
+namespace kvq::cuda {
+
+StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
+    : plans(arena), tables(arena), partials(arena), tickets(arena), findings(arena), launches(memory), host(memory) {}
+
+namespace {
+
+constexpr uint32_t kMaxSplits = 64;
+
+// Collects the tables of a step.
+class Planner {
+ public:
+  Planner(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, StepState *state)
+      : source_(source), shapes_(shapes), processors_(processors), state_(*state), memory_(state->host.get_allocator().resource()),
+        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), owners_(memory_), positions_(memory_), known_(memory_) {}
+
+  Status run(cudaStream_t stream) {
+    state_.launches.assign(shapes_.size(), LayerLaunch());
+    state_.queries = 0;
+    for (size_t s = 0; s < source_.sequences(); s++) state_.queries += source_.tokens(s);
+    for (uint32_t l = 0; l < shapes_.size(); l++) add_layer(l);
+    return upload(stream);
+  }
+
+ private:
+  void add_layer(uint32_t layer);
+  void add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *plan);
+  uint32_t add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry);
+  uint32_t place_positions(const PageView &view);
+  void choose_splits(uint32_t layer, size_t first, Plan *plan);
+  Status upload(cudaStream_t stream);
+
+  const StepSource &source_;
+  std::span<const LayerShape> shapes_;
+  uint32_t processors_;
+  StepState &state_;
+  std::pmr::memory_resource *memory_;
+  Vector<Plan> plans_;
+  Vector<SequenceEntry> sequences_;
+  Vector<PageEntry> pages_;
+  Vector<RowEntry> rows_;
+  Vector<uint16_t> owners_;
+  Vector<uint32_t> positions_;
+  struct Known {
+    uint32_t first, count;
+  };
+  std::pmr::unordered_map<const uint32_t *, Known> known_;  // lists of positions that are in positions_; layers share them
+  uint32_t page_tokens_ = 0;  // of a packed page
+  size_t partials_ = 0;
+  uint32_t groups_ = 0;
+};
+
+void Planner::add_layer(uint32_t layer) {
+  const LayerShape &shape = shapes_[layer];
+  Plan plan{};
+  // Offsets until upload.
+  const size_t first = sequences_.size(), first_row = rows_.size();
+  plan.sequences = reinterpret_cast<const SequenceEntry *>(first);
+  plan.rows = reinterpret_cast<const RowEntry *>(first_row);
+  uint32_t token = 0;
+  for (size_t s = 0; s < source_.sequences(); s++) {
+    const uint32_t tokens = source_.tokens(s);
+    if (tokens == 0) continue;
+    for (uint32_t t = 0; t < tokens && source_.stores(layer); t++) {
+      const PageRows row = source_.row(s, layer, t);
+      rows_.push_back({row.page, row.first, 0});
+    }
+    add_sequence(layer, s, token, &plan);
+    token += tokens;
+  }
+  plan.tokens = uint32_t(rows_.size() - first_row);
+  plan.n_sequences = uint32_t(sequences_.size() - first);
+  choose_splits(layer, first, &plan);
+  partials_ = std::max(partials_, size_t(plan.items) * kRows * (shape.dim_v + 2));
+  plans_.push_back(plan);
+}
+
+void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *) {
+  const PageList list = source_.pages(s, shapes_[layer].source);
+  SequenceEntry entry{};
+  entry.page_begin = uint32_t(pages_.size());
+  entry.pages = add_pages(layer, list, &entry);
+  entry.length = uint32_t(source_.length(s, shapes_[layer].source));
+  entry.n_queries = source_.tokens(s);
+  entry.first_query = first_query;
+  const uint64_t seen = uint64_t(entry.length) - std::min(entry.length, entry.n_queries) + 1;  // by the oldest query
+  entry.plain = 1;
+  for (uint32_t p = 0; p < entry.pages; p++) {
+    const PageEntry &page = pages_[entry.page_begin + p];
+    const bool whole = page.kind == kRawKind || (page.count == page_tokens_ && uint64_t(page.position) + page.count <= seen);
+    entry.plain = entry.plain && whole;
+  }
+  sequences_.push_back(entry);
+}
+
+uint32_t Planner::place_positions(const PageView &view) {
+  const Known fresh{uint32_t(positions_.size()), view.count};
+  const auto [at, is_new] = known_.try_emplace(view.positions, fresh);
+  if (is_new || at->second.count < view.count) {
+    positions_.insert(positions_.end(), view.positions, view.positions + view.count);
+    at->second = fresh;
+  }
+  return at->second.first + 1;
+}
+
+uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry) {
+  LayerLaunch &launch = state_.launches[layer];
+  const CudaPageFormat *formats[2] = {nullptr, nullptr};
+  for (size_t i = 0; i < list.count; i++) {
+    const PageView view = list.get(list.self, shapes_[layer].source, i);
+    PageEntry page{view.page, view.first, view.count, uint32_t(view.position), 0, kRawKind, 0};
+    if (view.format) {
+      if (entry->packed++ == 0) entry->raw_front = uint32_t(i);
+      const auto *format = static_cast<const CudaPageFormat *>(view.format);
+      uint32_t kind = 0;
+      while (kind < 2 && formats[kind] && formats[kind] != format) kind++;
+      if (!formats[kind]) {
+        formats[kind] = format;
+        page_tokens_ = format->page_tokens;
+        entry->tensors[kind] = format->device.tensors;
+        entry->blobs[kind] = format->device.blobs;
+        const bool first = launch.blob_bytes == 0;
+        if (!first && (launch.keys != format->keys || launch.values != format->values)) launch.keys = KeyPath::none;
+        if (first) launch.keys = format->keys, launch.values = format->values;
+        launch.blob_bytes = std::max(launch.blob_bytes, std::max(format->blob_bytes, 1u));
+      }
+      page.kind = kind;
+      if (view.positions) page.positions = place_positions(view);
+    }
+    pages_.push_back(page);
+  }
+  if (entry->packed == 0) entry->raw_front = uint32_t(list.count);
+  return uint32_t(list.count);
+}
+
+// Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
+void Planner::choose_splits(uint32_t layer, size_t first, Plan *plan) {
+  const LayerShape &shape = shapes_[layer];
+  const uint32_t ratio = shape.q_heads / shape.kv_heads;
+  const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + kRows - 1) / kRows; };
+  uint64_t work = 0;
+  for (size_t s = first; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
+  const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
+  plan->owners = reinterpret_cast<const uint16_t *>(owners_.size());
+  uint32_t items = 0, groups = 0;
+  for (size_t s = first; s < sequences_.size(); s++) {
+    SequenceEntry &entry = sequences_[s];
+    entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
+    entry.item_begin = items;
+    entry.group_begin = groups;
+    owners_.insert(owners_.end(), size_t(blocks(entry)) * entry.splits, uint16_t(s - first));
+    items += blocks(entry) * entry.splits * shape.kv_heads;
+    groups += blocks(entry) * shape.kv_heads;
+  }
+  plan->items = items;
+  LayerLaunch &launch = state_.launches[layer];
+  launch.items = items;
+  launch.pages_per_item = items ? uint32_t(work / items) : 0;
+  groups_ = std::max(groups_, groups);
+}
+
+template <class T>
+size_t append(Vector<char> *to, const Vector<T> &from) {
+  const size_t at = (to->size() + 15) / 16 * 16;
+  to->resize(at + from.size() * sizeof(T));
+  if (!from.empty()) std::memcpy(to->data() + at, from.data(), from.size() * sizeof(T));
+  return at;
+}
+
+Status Planner::upload(cudaStream_t stream) {
+  state_.host.clear();
+  const size_t sequences = append(&state_.host, sequences_), pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
+  const size_t positions = append(&state_.host, positions_), owners = append(&state_.host, owners_);
+  if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
+  if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
+  state_.plans.reserve(plans_.size() * sizeof(Plan));
+  if (groups_ > state_.tickets_ready) {
+    state_.tickets_ready = groups_ * 2;
+    state_.tickets.reserve(state_.tickets_ready * sizeof(uint32_t));
+    KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets_ready * sizeof(uint32_t), stream));
+  }
+  state_.findings.reserve(sizeof(Findings));
+  const Findings nothing{kNothingBad, 0};
+  char *base = state_.tables.as<char>();
+  for (Plan &plan : plans_) {
+    plan.sequences = reinterpret_cast<const SequenceEntry *>(base + sequences) + reinterpret_cast<uintptr_t>(plan.sequences);
+    plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
+    plan.owners = reinterpret_cast<const uint16_t *>(base + owners) + reinterpret_cast<uintptr_t>(plan.owners);
+    plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
+    plan.positions = reinterpret_cast<const uint32_t *>(base + positions);
+    plan.partials = state_.partials.as<float>();
+    plan.tickets = state_.tickets.as<uint32_t>();
+  }
+  if (!state_.host.empty()) KVQ_CUDA(cudaMemcpyAsync(base, state_.host.data(), state_.host.size(), cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaMemcpyAsync(state_.plans.data(), plans_.data(), plans_.size() * sizeof(Plan), cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaMemcpyAsync(state_.findings.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaStreamSynchronize(stream));  // a graph may be replayed on any stream
+  return KVQ_OK;
+}
+
+}  // namespace
+
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, cudaStream_t stream, StepState *state) {
+  return Planner(source, shapes, processors, state).run(stream);
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,46 @@
+#include "capi/devices.h"
+
+#include <cstdio>
+
+#include "cpu/cpu_backend.h"
+#if KVQ_WITH_CUDA
+#include "cuda/cuda_backend.h"
+#endif
+
+namespace kvq::capi {
+
+DeviceInfo describe_backend(uint32_t backend) {
+  DeviceInfo info;
+  if (backend == KVQ_BACKEND_CPU) {
+    info.devices = 1;
+    info.name = "cpu";
+    std::snprintf(info.path, sizeof info.path, "%s", cpu_path_name());
+    return info;
+  }
+  info.name = "cuda";
+#if KVQ_WITH_CUDA
+  info.devices = cuda_devices(info.path, sizeof info.path, info.reason, sizeof info.reason);
+#else
+  std::snprintf(info.reason, sizeof info.reason, "this build has no CUDA backend");
+#endif
+  return info;
+}
+
+Status check_device(uint32_t backend, uint32_t device, [[maybe_unused]] std::span<const LayerShape> shapes) {
+  if (backend == KVQ_BACKEND_CPU) return device == 0 ? KVQ_OK : fail(KVQ_E_DEVICE, "device=%u: the CPU is device 0", device);
+  if (backend != KVQ_BACKEND_CUDA) return fail(KVQ_E_INVALID, "backend=%u is none of KVQ_BACKEND_*", backend);
+#if KVQ_WITH_CUDA
+  return check_cuda(device, shapes);
+#else
+  return fail(KVQ_E_UNSUPPORTED, "backend=CUDA: this build has no CUDA backend");
+#endif
+}
+
+BackendFactory backend_factory([[maybe_unused]] uint32_t backend) {
+#if KVQ_WITH_CUDA
+  if (backend == KVQ_BACKEND_CUDA) return make_cuda_backend;
+#endif
+  return make_cpu_backend;
+}
+
+}  // namespace kvq::capi

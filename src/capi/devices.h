@@ -1,0 +1,23 @@
+// The backends of this build: the only place that knows which there are.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "engine/cache.h"
+
+namespace kvq::capi {
+
+// What kvq_backend_query tells.
+struct DeviceInfo {
+  uint32_t devices = 0;
+  const char *name = "";
+  char path[64] = "", reason[192] = "";  // reason: why there is no device; else empty
+};
+DeviceInfo describe_backend(uint32_t backend);
+
+// Can caches with these layers be made there?
+Status check_device(uint32_t backend, uint32_t device, std::span<const LayerShape> shapes);
+// Of a backend that check_device has accepted.
+BackendFactory backend_factory(uint32_t backend);
+
+}  // namespace kvq::capi

@@ -1,0 +1,94 @@
+"""Decode attention on a CUDA device against FP16: bench_cuda.py --driver kvq-bench-cuda [--json FILE].
+
+The baselines are torch's scaled_dot_product_attention with its cuDNN and flash backends, timed in the same command on the same device.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+
+SHAPES = [(1, 8192), (1, 32768), (1, 131072), (8, 32768), (64, 4096), (16, 131072)]
+RECIPES = ["tq-3", "tq-2", "tq-4", "pnmix", "kivi-2", "kvq-2.5", "kvq-2", "kvq-3", "semkv", "blockgtq-k3v3", "fp16"]
+CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
+
+
+def baselines(shapes, heads):
+    """Median seconds of FP16 attention per shape and backend, and the device's read rate."""
+    import torch
+    import triton
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def median(call):
+        return triton.testing.do_bench(call, warmup=25, rep=80, return_mode="median") * 1e-3
+
+    q_heads, kv_heads, dim = heads
+    x = torch.randn(2**29, device="cuda")
+    rows = [{"what": "read", "terabytes_per_second": x.numel() * 4 / median(lambda: x.sum()) * 1e-12}]
+    del x
+    for batch, context in shapes:
+        q = torch.randn(batch, q_heads, 1, dim, device="cuda", dtype=torch.float16)
+        k = torch.randn(batch, kv_heads, context, dim, device="cuda", dtype=torch.float16)
+        v = torch.randn_like(k)
+        for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+            with sdpa_kernel(backend):
+
+                def call(q=q, k=k, v=v):
+                    return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+                call()
+                us = median(call) * 1e6
+            rows.append({"what": name, "batch": batch, "context": context, "microseconds": us,
+                         "terabytes_per_second": 4 * k.numel() / us * 1e-6})
+        del q, k, v
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--driver", required=True)
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--shapes", default=",".join(f"{b}x{t}" for b, t in SHAPES))
+    parser.add_argument("--heads", default="32/8/128", help="query heads / KV heads / dim")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    shapes = [tuple(map(int, text.split("x"))) for text in options.shapes.split(",")]
+    heads = tuple(map(int, options.heads.split("/")))
+    report = {
+        "command": " ".join(sys.argv),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "revision": os.environ.get("KVQ_REVISION", ""),
+        "device": subprocess.run(["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip(),
+        "heads": options.heads,
+        "baselines": baselines(shapes, heads),
+        "results": [],
+    }
+    fp16 = {(row["batch"], row["context"]): row["microseconds"] for row in report["baselines"] if row["what"] == "cudnn"}
+    for row in report["baselines"]:
+        print(" ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()), flush=True)
+    for recipe in options.recipes.split(","):
+        for batch, context in shapes:
+            command = [options.driver, recipe, str(batch), str(context), *map(str, heads)]
+            try:
+                text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+                row = json.loads(text.strip().splitlines()[-1])
+            except (subprocess.TimeoutExpired, IndexError, ValueError) as failure:
+                row = {"recipe": recipe, "batch": batch, "context": context, "failure": str(failure)[:200]}
+            if "microseconds" in row:
+                row["times_fp16"] = fp16[batch, context] / row["microseconds"]
+                print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['microseconds']:9.1f} us {row['terabytes_per_second']:6.2f} TB/s "
+                      f"{row['bytes_per_token_head']:7.2f} B {row['times_fp16']:6.2f}x error {row['error']:.1e} "
+                      f"pack {row['commit_gigabytes_per_second']:.0f} GB/s host {row['host_attend_us']:.1f} us", flush=True)
+            else:
+                print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['failure']}", flush=True)
+            report["results"].append(row)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

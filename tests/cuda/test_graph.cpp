@@ -1,0 +1,117 @@
+// Per-layer calls in a CUDA graph: captured once, replayed while sequences grow.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "kit.hpp"
+
+using namespace kvq_test;
+
+namespace {
+
+struct DeviceFloats {
+  explicit DeviceFloats(size_t n) : n(n) { REQUIRE(cudaMalloc(reinterpret_cast<void **>(&data), n * sizeof(float)) == cudaSuccess); }
+  ~DeviceFloats() { cudaFree(data); }
+  kvq_tensor tensor() const {
+    auto t = sized<kvq_tensor>();
+    t.memory = KVQ_MEMORY_DEVICE, t.data = data;
+    return t;
+  }
+  void set(const Floats &values) { REQUIRE(cudaMemcpy(data, values.data(), n * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess); }
+  Floats get() const {
+    Floats values(n);
+    REQUIRE(cudaMemcpy(values.data(), data, n * sizeof(float), cudaMemcpyDeviceToHost) == cudaSuccess);
+    return values;
+  }
+  size_t n;
+  float *data = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("a graph captured at 100 tokens is right at 1500") {
+  auto info = sized<kvq_backend_info>();
+  ok(kvq_backend_query(1, &info));
+  if (!info.available) SKIP("there is no CUDA device");
+  constexpr uint32_t kLayers = 2, kSeqs = 3, kHeads = 2, kRatio = 4, kDim = 128;
+  for (const char *recipe : {"tq-3", "kivi-2", "kvq-2.5", "semkv"}) {
+    INFO(recipe);
+    const bool scored = std::string(recipe) == "semkv";
+    const std::vector<kvq_layer> layers(kLayers, layer_of(kHeads, kRatio, kDim));
+    kvq_cache *caches[2];
+    kvq_seq seqs[2][kSeqs];
+    Random random(17);
+    for (uint32_t side = 0; side < 2; side++) {
+      auto config = sized<kvq_config>();
+      config.backend = side;
+      config.n_layers = config.n_layer_structs = kLayers, config.layers = layers.data(), config.recipe = recipe;
+      ok(kvq_create(&config, &caches[side]));
+      for (kvq_seq &seq : seqs[side]) ok(kvq_seq_create(caches[side], &seq));
+    }
+    for (uint32_t s = 0; s < kSeqs; s++)
+      for (uint32_t l = 0; l < kLayers; l++) {
+        const uint32_t tokens = 100 + 77 * s;
+        const Tensor k(random.rows(tokens, kHeads, kDim), kHeads, kDim), v(random.rows(tokens, kHeads, kDim), kHeads, kDim);
+        const Tensor q(random.rows(tokens, kHeads * kRatio, kDim), kHeads * kRatio, kDim);
+        const Floats scores = random.normals(tokens);
+        for (uint32_t side = 0; side < 2; side++) {
+          auto chunk = sized<kvq_prefill>();
+          chunk.layer = l, chunk.n_tokens = tokens, chunk.flags = KVQ_PREFILL_FINAL;
+          chunk.k = k.view(), chunk.v = v.view(), chunk.q = q.view();
+          if (scored && l == 0) chunk.scores = scores.data(), chunk.n_scores = tokens;
+          ok(kvq_prefill_commit(caches[side], seqs[side][s], &chunk, nullptr));
+        }
+      }
+    const uint32_t kv = kSeqs * kHeads * kDim, qn = kv * kRatio;
+    std::vector<std::unique_ptr<DeviceFloats>> k, v, q, out;
+    for (uint32_t l = 0; l < kLayers; l++) {
+      k.push_back(std::make_unique<DeviceFloats>(kv)), v.push_back(std::make_unique<DeviceFloats>(kv));
+      q.push_back(std::make_unique<DeviceFloats>(qn)), out.push_back(std::make_unique<DeviceFloats>(qn));
+    }
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    cudaGraphExec_t exec = nullptr;
+    const uint32_t ones[kSeqs] = {1, 1, 1};
+    for (uint32_t i = 0; i < 1400; i++) {
+      kvq_step steps[2];
+      for (uint32_t side = 0; side < 2; side++) ok(kvq_step_begin(caches[side], seqs[side], ones, kSeqs, 0, &steps[side]));
+      std::vector<Floats> expected;
+      for (uint32_t l = 0; l < kLayers; l++) {
+        const Floats nk = random.rows(kSeqs, kHeads, kDim), nv = random.rows(kSeqs, kHeads, kDim), nq = random.normals(qn, 0.2);
+        k[l]->set(nk), v[l]->set(nv), q[l]->set(nq);
+        const Tensor tk(nk, kHeads, kDim), tv(nv, kHeads, kDim), tq(nq, kHeads * kRatio, kDim);
+        Tensor result(kSeqs, kHeads * kRatio, kDim, KVQ_DTYPE_F32, Lay::packed);
+        ok(kvq_append(caches[0], steps[0], l, tk.view(), tv.view(), nullptr, nullptr));
+        if (i % 20 == 0) ok(kvq_attend(caches[0], steps[0], l, tq.view(), result.view(), nullptr, nullptr, nullptr));
+        expected.push_back(result.values());
+      }
+      if (!exec) {
+        REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        for (uint32_t l = 0; l < kLayers; l++) {
+          const kvq_tensor tk = k[l]->tensor(), tv = v[l]->tensor(), tq = q[l]->tensor(), to = out[l]->tensor();
+          ok(kvq_append(caches[1], steps[1], l, &tk, &tv, nullptr, stream));
+          ok(kvq_attend(caches[1], steps[1], l, &tq, &to, nullptr, nullptr, stream));
+        }
+        cudaGraph_t graph;
+        REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+        REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        cudaGraphDestroy(graph);
+      }
+      REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+      REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+      for (uint32_t l = 0; l < kLayers && i % 20 == 0; l++) {
+        const Floats got = out[l]->get();
+        double error = 0, power = 0;
+        for (size_t j = 0; j < got.size(); j++) error += std::pow(got[j] - expected[l][j], 2), power += std::pow(expected[l][j], 2);
+        INFO("step " << i << " layer " << l << " error " << error << " of " << power);
+        REQUIRE(error <= 1e-5 * power);
+      }
+      const Floats scores = random.normals(kSeqs);
+      for (uint32_t side = 0; side < 2; side++) ok(kvq_step_end(caches[side], steps[side], nullptr, scored ? scores.data() : nullptr));
+    }
+    for (uint32_t s = 0; s < kSeqs; s++)
+      REQUIRE((export_wire(caches[0], seqs[0][s], 1, 1, KVQ_TENSOR_K) == export_wire(caches[1], seqs[1][s], 1, 1, KVQ_TENSOR_K)));
+    cudaGraphExecDestroy(exec), cudaStreamDestroy(stream);
+    for (kvq_cache *cache : caches) kvq_destroy(cache);
+  }
+}
