@@ -55,8 +55,7 @@ Status check_allocator(const kvq_allocator *in, kvq_allocator *out) {
 
 Status check_struct(const void *in, size_t known, const char *name) {
   if (!in) return fail(KVQ_E_INVALID, "%s is NULL", name);
-  uint32_t size;
-  std::memcpy(&size, in, sizeof size);
+  const uint32_t size = struct_size_of(in);
   if (size < sizeof size || size > kMaxStruct)
     return fail(KVQ_E_INVALID, "%s: struct_size=%u is not that of any version (%zu here)", name, size, known);
   const char *bytes = static_cast<const char *>(in);

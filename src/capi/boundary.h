@@ -44,6 +44,13 @@ int32_t guarded(F &&body) noexcept {
 inline Cache *from(kvq_cache *cache) { return reinterpret_cast<Cache *>(cache); }
 inline kvq_cache *to(Cache *cache) { return reinterpret_cast<kvq_cache *>(cache); }
 
+// First field of a caller's struct, which an older, smaller version may have aligned less than this one.
+inline uint32_t struct_size_of(const void *in) {
+  uint32_t size;
+  std::memcpy(&size, in, sizeof size);
+  return size;
+}
+
 // Check `struct_size` of a struct of `known` bytes: not 0, and nothing but zeros behind what is known.
 Status check_struct(const void *in, size_t known, const char *name);
 
@@ -52,15 +59,15 @@ template <class T>
 Status read_struct(const T *in, T *out, const char *name) {
   KVQ_TRY(check_struct(in, sizeof(T), name));
   *out = T{};
-  std::memcpy(static_cast<void *>(out), in, std::min<size_t>(in->struct_size, sizeof(T)));
+  std::memcpy(static_cast<void *>(out), in, std::min<size_t>(struct_size_of(in), sizeof(T)));
   return KVQ_OK;
 }
 
 // Fill a caller's struct as far as it reaches; its struct_size stays.  To be checked with check_struct before.
 template <class T>
 void write_struct(T value, T *out) {
-  value.struct_size = out->struct_size;
-  std::memcpy(static_cast<void *>(out), &value, std::min<size_t>(out->struct_size, sizeof(T)));
+  value.struct_size = struct_size_of(out);
+  std::memcpy(static_cast<void *>(out), &value, std::min<size_t>(value.struct_size, sizeof(T)));
 }
 
 // Text and bytes out by (buf, cap, needed).
