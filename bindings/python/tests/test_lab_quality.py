@@ -12,9 +12,10 @@ from rich.console import Console  # noqa: E402
 import kvq  # noqa: E402
 from kvq.demo import offline  # noqa: E402
 from kvq.lab import show  # noqa: E402
-from kvq.lab.accounting import Cost  # noqa: E402
+from kvq.lab.accounting import Cost, cost  # noqa: E402
 from kvq.lab.metrics import Scores, summarize  # noqa: E402
-from kvq.quality import checks, report, rows  # noqa: E402
+from kvq.lab.streams import Prompt  # noqa: E402
+from kvq.quality import checks, profiles, report, rows  # noqa: E402
 from kvq.quality.store import Store  # noqa: E402
 
 GEOMETRY = dict(n_layers=30, kv_heads=3, q_heads=9, dim_k=64, layout="adjacent")
@@ -114,6 +115,48 @@ def test_the_page_keeps_its_own_words(tmp_path):
     assert text.count(report.BEGIN) == 1 and "| kvq-2 | 2.00 | 2.20 / 1.80 |" in text
     document = json.loads((tmp_path / report.RESULTS).read_text())
     assert {row["name"] for row in document["rows"]} == set(results)
+
+
+# --------------------------------------------------------------------------------------------------------------- profiles
+
+
+def prompts(tokens=300, layers=5, kv_heads=2, group=2, dim=16):
+    rng = np.random.default_rng(9)
+    k, v, q = ([rng.standard_normal((tokens, h, dim)).astype(np.float16) for _ in range(layers)] for h in (kv_heads, kv_heads, 4))
+    for layer in k:
+        layer *= np.linspace(0.5, 3, dim, dtype=np.float16)
+    return [Prompt(np.arange(tokens), k, v, q, np.zeros(tokens, np.float32), np.zeros((tokens, 8), np.float32))]
+
+
+def test_far_attention_is_the_share_of_old_tokens_behind_the_sinks():
+    rng = np.random.default_rng(2)
+    k = rng.standard_normal((200, 1, 4)).astype(np.float32)
+    q = np.zeros((200, 2, 4), np.float32)  # attends to everything alike
+    places = np.arange(132, 200, 16)
+    expected = np.mean([(place - 128 - 4) / (place + 1) for place in places])
+    assert profiles.far_attention(q, k)[0] == pytest.approx(expected)
+
+
+def test_chanmix_keeps_retrieval_heads_at_4_bits_and_the_others_at_2_on_average():
+    bits = profiles.chanmix(prompts())["bits"]
+    assert bits.shape == (5, 2, 16) and bits.dtype == np.uint8
+    whole = (bits == 4).all(axis=2)
+    assert whole.sum() == 1  # a tenth of ten heads
+    for widths in bits[~whole]:
+        assert sorted(widths) == [1] * 4 + [2] * 8 + [3] * 4
+        assert widths[:4].mean() < widths[-4:].mean()  # later channels have wider ranges
+
+
+def test_profiles_fit_their_recipes():
+    texts = prompts(dim=64)
+    geometry = dict(n_layers=5, kv_heads=2, q_heads=4, dim_k=64, layout="adjacent")
+    for name in ("chanmix", "pmkvq"):
+        data = getattr(profiles, name)(texts)
+        with kvq.Cache(name, **geometry, **data) as cache:
+            sequence = cache.create()
+            sequence.commit(texts[0].k, texts[0].v, texts[0].q)
+            assert sequence.lengths.packed > 0
+            assert 2 < cost(cache, len(sequence), 2048, **data).bits < 5
 
 
 # ------------------------------------------------------------------------------------------------------------------- demo

@@ -20,14 +20,14 @@ def chanmix(texts):
     for this model.
     """
     scores = np.mean([[far_attention(q, k) for q, k in zip(t.q, t.k, strict=True)] for t in texts], axis=0)
-    layers, heads = scores.shape
-    mask = kvq.policy_decide(f"chanmix(r_h={RETRIEVAL_HEADS})", pair_scores=scores.ravel())
+    dim = texts[0].k[0].shape[2]
+    mask = kvq.policy_decide(f"chanmix(r_h={RETRIEVAL_HEADS})", pair_scores=scores.ravel(), dim=dim)
     retrieval = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: scores.size].reshape(scores.shape)
     keys = [np.concatenate(layer) for layer in zip(*(t.k for t in texts), strict=True)]
     ranges = np.array([np.ptp(k.astype(np.float64), axis=0) for k in keys])
-    bits = np.full((layers, heads, ranges.shape[2]), 4, np.uint8)
+    bits = np.full(ranges.shape, 4, np.uint8)
     for at in zip(*np.nonzero(retrieval == 0), strict=True):
-        bits[at] = np.frombuffer(kvq.policy_decide("chanmix(share=1/4)", pair_scores=ranges[at]), np.uint8)
+        bits[at] = np.frombuffer(kvq.policy_decide("chanmix(share=1/4)", pair_scores=ranges[at], dim=dim), np.uint8)
     return dict(bits=bits)
 
 
