@@ -38,6 +38,7 @@ def run(recipes, source, scored, threads, picture):
         Row(recipe, line, metrics.summarize(score), tokens.decode(words))
         for recipe, line, score, words in zip(recipes, lines, scores, answers, strict=True)
     ]
+    rows.sort(key=lambda row: -row.cost.bits)
     report(rows, len(prompt), scored, picture)
     show.console.print(f"Picture: {picture}\n{time.perf_counter() - start:.0f} seconds in all.")
 
