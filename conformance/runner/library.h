@@ -7,12 +7,13 @@
 #include "target.h"
 
 /* Every function that the runner calls; level 0 checks that each is exported. */
-#define LIBRARY_FUNCTIONS(F)                                                                                                               \
-  F(version)                                                                                                                               \
-  F(version_string) F(status_string) F(error_detail) F(backend_query) F(recipe_preset) F(recipe_account) F(create)                         \
-      F(destroy) F(seq_create) F(seq_fork) F(seq_truncate) F(seq_remove) F(seq_length) F(prefill_commit) F(step_begin) F(append)           \
-          F(attend) F(step_end) F(step_abort) F(end_turn) F(export_values) F(export_wire) F(codec_encode) F(codec_decode) F(policy_decide) \
-              F(policy_stats)
+/* clang-format off */
+#define LIBRARY_FUNCTIONS(F) \
+  F(version) F(version_string) F(status_string) F(error_detail) F(backend_query) F(recipe_preset) F(recipe_account) \
+  F(create) F(destroy) F(seq_create) F(seq_fork) F(seq_truncate) F(seq_remove) F(seq_length) F(prefill_commit) \
+  F(step_begin) F(append) F(attend) F(step_end) F(step_abort) F(end_turn) F(export_values) F(export_wire) \
+  F(codec_encode) F(codec_decode) F(policy_decide) F(policy_stats)
+/* clang-format on */
 
 typedef struct {
   void *handle;

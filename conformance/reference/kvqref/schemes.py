@@ -3,7 +3,6 @@
 A scheme checks recipe and geometry (create), freezes a sequence at its first commit, and packs.
 """
 
-
 from .codecs import codec
 from .errors import require
 from .geometry import Geometry
