@@ -4,19 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-pytest.importorskip("rich")
-
-from rich.console import Console  # noqa: E402
-
-import kvq  # noqa: E402
-from kvq.demo import offline  # noqa: E402
-from kvq.lab import show  # noqa: E402
-from kvq.lab.accounting import Cost, cost  # noqa: E402
-from kvq.lab.metrics import Scores, summarize  # noqa: E402
-from kvq.lab.streams import Prompt  # noqa: E402
-from kvq.quality import checks, profiles, report, rows  # noqa: E402
-from kvq.quality.store import Store  # noqa: E402
+import kvq
+from kvq.demo import offline
+from kvq.lab import show
+from kvq.lab.accounting import Cost, cost
+from kvq.lab.metrics import Scores, summarize
+from kvq.lab.streams import Prompt
+from kvq.quality import checks, profiles, report, rows
+from kvq.quality.store import Store
 
 GEOMETRY = dict(n_layers=30, kv_heads=3, q_heads=9, dim_k=64, layout="adjacent")
 
@@ -101,8 +98,6 @@ def test_an_order_may_be_reversed_within_its_error_only():
 
 
 def test_the_page_keeps_its_own_words(tmp_path):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("textalloc")
     page = tmp_path / report.PAGE
     page.parent.mkdir()
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
@@ -163,8 +158,6 @@ def test_profiles_fit_their_recipes():
 
 
 def test_the_demo_without_a_model_prints_a_row_per_recipe_and_draws(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("textalloc")
     offline.run(["fp16", "kvq-2", "semkv-tq-2"], 1, tmp_path / "picture.png")
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines() if line.startswith(("  fp16", "  kvq-2", "  semkv"))] == [
