@@ -57,21 +57,20 @@ KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte
   store(sink.out + vector * 64 + part * KVQ_VECTOR_BYTES, x);
 }
 
-// Digits of a field of `bits` bits, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so
-// as a fraction of 256 each multiplication by the base carries a digit over the point.
+// Digits of a field, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so each
+// multiplication by the base yields a digit above the binary point.
 template <class S, bool MAP>
 KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
-  const VShort fraction = (VShort)x << int(8 - bits);
-  VShort even = fraction & (uint16_t)0xff, odd = fraction >> 8;
-#pragma GCC unroll 5
+  VShort even = (VShort)x & (uint16_t)0xff, odd = (VShort)x >> 8;
+  const VShort fraction = all_short(uint16_t((1u << bits) - 1));
   for (uint32_t d = 0; d < digits; d++) {
     even *= (uint16_t)S::kBase;
     odd *= (uint16_t)S::kBase;
-    VByte code = (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
+    VByte code = (VByte)(even >> (uint16_t)bits | (odd >> (uint16_t)bits) << 8);
     if (MAP) code = look_up(sink.table, code);
     store(sink.out + (field * S::kDigits + d) * 64 + part * KVQ_VECTOR_BYTES, code);
-    even &= (uint16_t)0xff;
-    odd &= (uint16_t)0xff;
+    even &= fraction;
+    odd &= fraction;
   }
 }
 
@@ -91,19 +90,23 @@ KVQ_INLINE void put_direct(const Sink<MAP> &sink, uint32_t plane, uint32_t part,
   }
 }
 
-// Bits BIT to BITS of a field whose bit 0 is bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on.
-template <class S, uint32_t FIRST, uint32_t BITS, uint32_t BIT = 0>
+// BITS bits from bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on; bits above are garbage
+// only where a table ignores them.
+template <class S, uint32_t FIRST, uint32_t BITS>
 KVQ_INLINE VByte gather_spare(const VByte *x) {
-  constexpr uint32_t kAt = (FIRST + BIT) % S::kSpare;  // bits [kAt, kAt + kCount) of what a plane has spare
-  constexpr uint32_t kCount = S::kSpare - kAt < BITS - BIT ? S::kSpare - kAt : BITS - BIT;
-  constexpr int kMove = int(S::kDirect * S::kBits + kAt) - int(BIT);  // right if positive
-  constexpr uint8_t kMask = uint8_t(((1u << kCount) - 1) << BIT);
-  const VByte plane = x[(FIRST + BIT) / S::kSpare];
-  const VByte bits = (kMove >= 0 ? shift_right<kMove >= 0 ? kMove : 0>(plane) : shift_left<kMove < 0 ? -kMove : 0>(plane)) & kMask;
-  if constexpr (BIT + kCount < BITS)
-    return bits | gather_spare<S, FIRST, BITS, BIT + kCount>(x);
-  else
-    return bits;
+  constexpr uint32_t kLow = S::kDirect * S::kBits;  // the spare bits' place in a plane
+  VByte field = {};
+#pragma GCC unroll 8
+  for (uint32_t bit = 0; bit < BITS;) {
+    const uint32_t plane = (FIRST + bit) / S::kSpare, at = (FIRST + bit) % S::kSpare;
+    const uint32_t count = S::kSpare - at < BITS - bit ? S::kSpare - at : BITS - bit;
+    const int move = int(kLow + at) - int(bit);  // right if positive
+    const VShort moved = move >= 0 ? (VShort)x[plane] >> move : (VShort)x[plane] << -move;
+    const uint8_t mask = (uint8_t)(((1u << count) - 1) << bit);
+    field |= (VByte)moved & mask;
+    bit += count;
+  }
+  return field;
 }
 
 template <uint32_t I, class S, bool MAP>
@@ -171,12 +174,10 @@ void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels
     return;
   }
   typedef int8_t VSigned __attribute__((vector_size(KVQ_VECTOR_BYTES)));
-  VByte step[16];  // from level k - 1 to level k
-  for (uint32_t k = 1; k < levels; k++) step[k] = (uint8_t)(table[k] - table[k - 1]) - VByte{};
   for (uint32_t i = 0; i < n; i += KVQ_VECTOR_BYTES) {
-    VSigned x = load<VSigned>(codes + i);
+    const VSigned x = load<VSigned>(codes + i);
     VByte y = table[0] - VByte{};
-    for (uint32_t k = 1; k < levels; k++, x -= (int8_t)1) y += (VByte)(x > (int8_t)0) & step[k];
+    for (uint32_t k = 1; k < levels; k++) y += (VByte)(x > (int8_t)(k - 1)) & (uint8_t)(table[k] - table[k - 1]);
     store(codes + i, y);
   }
 }
