@@ -57,7 +57,7 @@ Status Cache::prepare(const CacheConfig &config) {
   store.emplace(&memory, *backend, shapes, recipe.page_tokens, chooses_tokens());
   policies.emplace(&memory, recipe, shapes, *backend);
   KVQ_TRY(policies->prepare());
-  workspace_bytes_ = backend->make_workspace(shapes)->bytes;
+  workspaces.emplace(*backend, shapes);
   const bool all = std::all_of(shapes.begin(), shapes.end(), [](const LayerShape &shape) { return shape.window > 0; });
   for (const LayerShape &shape : shapes) window_ = all ? std::max(window_, shape.window) : 0;
   log(KVQ_LOG_INFO, "cache of %zu layers, recipe %s", shapes.size(), recipe.text.c_str());
@@ -246,7 +246,7 @@ void Cache::stats(kvq_stats *out) const {
   out->pages_packed = store->pages_packed.load(std::memory_order_relaxed);
   out->tokens = tokens_.load(std::memory_order_relaxed);
   out->saturated = saturated_.load(std::memory_order_relaxed);
-  out->workspace_bytes = workspace_bytes_;
+  out->workspace_bytes = workspaces->bytes();
 }
 
 void Cache::log(int32_t level, const char *format, ...) const noexcept {

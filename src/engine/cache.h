@@ -124,6 +124,7 @@ class Cache {
   std::shared_ptr<Backend> backend;
   std::optional<PageStore> store;
   std::optional<Policies> policies;
+  std::optional<Workspaces> workspaces;
   Table<Sequence> sequences;
   Table<Step> steps;
 
@@ -135,7 +136,6 @@ class Cache {
 
   uint64_t max_tokens_;
   uint32_t window_ = 0;  // largest window, if every layer has one
-  uint64_t workspace_bytes_ = 0;
   std::atomic<uint64_t> saturated_{0}, tokens_{0};
   void *log_user_;
   void (*log_)(void *user, int32_t level, const char *message);

@@ -107,7 +107,7 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
   if (total > kMaxStepTokens)
     return fail(KVQ_E_INVALID, "new_tokens: %llu in all, above %llu", (unsigned long long)total, (unsigned long long)kMaxStepTokens);
-  Pending<Step> step(&memory, &memory, shapes.size());
+  Pending<Step> step(&memory, &memory, shapes.size(), *workspaces);
   step->query_only = query_only;
   step->entries.reserve(ids.size());
   step->attention.reserve(ids.size());
@@ -123,7 +123,6 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
     reserve_rows(*this, entry);
   }
   if (!query_only) reserve_queries(*this, *step);
-  step->workspace = backend->make_workspace(shapes);
   if (backend->plans_steps()) KVQ_TRY(backend->plan_step(Source(*this, *step), shapes, step->workspace.get()));
   KVQ_TRY(steps.insert(&*step, "max_sequences", id));
   for (StepEntry &entry : step->entries) {

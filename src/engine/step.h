@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
 
 #include "engine/sequence.h"
 #include "engine/table.h"
@@ -19,11 +21,41 @@ struct StepEntry {
   SequenceView view;               // during attend
 };
 
-struct Step {
-  Step(std::pmr::memory_resource *memory, size_t n_layers)
-      : entries(memory), appended(n_layers, 0, memory), queries(memory), with_queries(n_layers, 0, memory), attention(memory) {
-    queries.resize(n_layers);
+// Workspaces of steps.  One stays for the next step, so that a single step at a time allocates none; a backend that plans steps
+// gets new ones.
+class Workspaces {
+ public:
+  Workspaces(Backend &backend, std::span<const LayerShape> shapes) : backend_(backend), shapes_(shapes) {
+    std::shared_ptr<Workspace> first = backend.make_workspace(shapes);
+    bytes_ = first->bytes;
+    give_back(std::move(first));
   }
+  std::shared_ptr<Workspace> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (spare_) return std::move(spare_);
+    }
+    return backend_.make_workspace(shapes_);
+  }
+  void give_back(std::shared_ptr<Workspace> workspace) noexcept {
+    if (backend_.plans_steps()) return;
+    const std::lock_guard lock(mutex_);
+    if (!spare_) spare_ = std::move(workspace);
+  }
+  size_t bytes() const { return bytes_; }  // of one
+
+ private:
+  Backend &backend_;
+  std::span<const LayerShape> shapes_;
+  size_t bytes_ = 0;
+  std::mutex mutex_;
+  std::shared_ptr<Workspace> spare_;
+};
+
+struct Step {
+  Step(std::pmr::memory_resource *memory, size_t n_layers, Workspaces &from)
+      : entries(memory), appended(n_layers, 0, memory), queries(n_layers, memory), with_queries(n_layers, 0, memory), attention(memory), workspaces(from), workspace(from.take()) {}
+  ~Step() { workspaces.give_back(std::move(workspace)); }
   bool query_only = false;
   uint32_t tokens = 0;  // of all sequences
   Vector<StepEntry> entries;
@@ -32,6 +64,7 @@ struct Step {
   Vector<Vector<uint16_t>> queries;
   Vector<uint8_t> with_queries;       // layers whose append came with q
   Vector<AttendSequence> attention;   // room for all entries
+  Workspaces &workspaces;
   std::shared_ptr<Workspace> workspace;
 
   // Has the layer its new rows, by a call or by the replay of a graph that has captured one?
