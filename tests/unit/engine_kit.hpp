@@ -112,12 +112,15 @@ class NumberCache {
  public:
   static constexpr uint32_t kLayers = 2, kLayerStep = 1000000;
 
-  explicit NumberCache(const std::string &recipe, uint64_t max_tokens = 0, std::vector<kvq::LayerShape> shapes = {}) : shapes_(std::move(shapes)) {
+  explicit NumberCache(const std::string &recipe, uint64_t max_tokens = 0, std::vector<kvq::LayerShape> shapes = {},
+                       const kvq_allocator *allocator = nullptr)
+      : shapes_(std::move(shapes)) {
     kvq::CacheConfig config{};
     for (uint32_t l = uint32_t(shapes_.size()); l < kLayers; l++) shapes_.push_back({1, 1, 2, 2, KVQ_ROPE_HALF, 2, 0, 0, l});
     config.shapes = shapes_;
     config.recipe = recipe.c_str();
     config.max_tokens = max_tokens;
+    config.allocator = allocator;
     config.make_backend = NumberBackend::make;
     if (kvq::Cache::create(config, &cache_) != KVQ_OK) FAIL(recipe << ": " << kvq::failure_detail());
   }
