@@ -16,7 +16,7 @@ const char *failure_detail() noexcept;
 
 }  // namespace kvq
 
-#define KVQ_TRY(expression)                              \
-  do {                                                   \
+#define KVQ_TRY(expression)                                                            \
+  do {                                                                                 \
     if (const ::kvq::Status status_ = (expression); status_ != KVQ_OK) return status_; \
   } while (0)
