@@ -5,6 +5,7 @@
  * ends in between has failed that test. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,6 +120,7 @@ static void run_in_child(const options *o, const char *path, totals *all) {
   const pid_t pid = fork();
   if (pid == 0) {
     close(fd[0]);
+    fcntl(fd[1], F_SETFD, FD_CLOEXEC); /* a command that hangs must not keep the pipe open */
     FILE *pipe_end = fdopen(fd[1], "w");
     child(o, path, pipe_end);
     fclose(pipe_end);
