@@ -13,11 +13,8 @@
 namespace kvq::cpu {
 namespace {
 
-constexpr uint32_t kLogitStride = kTileTokens + 16;
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-uint32_t round16(uint32_t n) { return (n + 15) / 16 * 16; }
 
 // Positions that the query of a row sees.
 struct Sight {
@@ -225,10 +222,14 @@ void store_row(const float *x, float factor, uint32_t n, uint32_t dtype, void *o
     for (uint32_t i = 0; i < n; i++) to[i] = convert(x[i] * factor);
   };
   switch (dtype) {
-    case KVQ_DTYPE_F16: return store(static_cast<uint16_t *>(out), float_to_half);
-    case KVQ_DTYPE_BF16: return store(static_cast<uint16_t *>(out), to_bfloat);
-    case KVQ_DTYPE_F64: return store(static_cast<double *>(out), [](float v) { return double(v); });
-    default: return store(static_cast<float *>(out), [](float v) { return v; });
+    case KVQ_DTYPE_F16:
+      return store(static_cast<uint16_t *>(out), float_to_half);
+    case KVQ_DTYPE_BF16:
+      return store(static_cast<uint16_t *>(out), to_bfloat);
+    case KVQ_DTYPE_F64:
+      return store(static_cast<double *>(out), [](float v) { return double(v); });
+    default:
+      return store(static_cast<float *>(out), [](float v) { return v; });
   }
 }
 

@@ -14,15 +14,19 @@
 namespace kvq::cpu {
 
 inline constexpr uint32_t kDomains = 4;   // packed formats of a sequence that are open at once
+inline constexpr uint32_t kLogitStride = kTileTokens + 16;
 inline constexpr uint32_t kRegions = 9;   // widths 0..8
 inline constexpr float kRaise = 4.0f;     // in powers of two: exp2 and sums have room for it
+
+// Vectors reach to the next multiple of 16.
+inline uint32_t round16(uint32_t n) { return (n + 15) / 16 * 16; }
 
 // Largest dimensions that a workspace serves, and the strides of its arrays.
 struct Dims {
   uint32_t k = 0, v = 0;
-  uint32_t query() const { return (k + 15) / 16 * 16 + 16; }
-  uint32_t output() const { return (v + 15) / 16 * 16 + 16; }
-  uint32_t weights() const { return (2 * k + 15) / 16 * 16 + 320; }  // quads of a decoded tile: wide books, rests, boosted channels
+  uint32_t query() const { return round16(k) + 16; }
+  uint32_t output() const { return round16(v) + 16; }
+  uint32_t weights() const { return round16(2 * k) + 320; }  // quads of a decoded tile: wide books, rests, boosted channels
   uint32_t segments() const { return k / 16 + 9; }
   uint32_t most() const { return k > v ? k : v; }
 };
@@ -49,7 +53,7 @@ struct Domain {
 // Scratch of one thread.
 struct Slice {
   float *query;          // [kRows][dims.query()] by channel, times the softmax scale
-  float *logit;          // [kRows][kTileTokens + 16]: logits, then probabilities
+  float *logit;          // [kRows][kLogitStride]: logits, then probabilities
   float *out;            // [kRows][dims.output()] by channel
   float *scale, *zero;   // [max(kTileTokens, dims) + 16]: scalars of lanes
   float *line;           // [dims.weights()]

@@ -8,8 +8,6 @@
 namespace kvq::cpu {
 namespace {
 
-constexpr uint32_t kLogitStride = kTileTokens + 16;
-
 // The keys of a tile as words of four slots: [quad][token].
 void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   const uint32_t tokens = layout.tile_tokens;
@@ -132,10 +130,18 @@ void raw_logits(const Run &run, uint32_t dim, uint32_t tokens, const float *quer
 void key_logits(const Run &run, Domain &domain, const Tile &tile) {
   const TensorLayout &layout = domain.format->layout(run.head, KVQ_TENSOR_K);
   switch (layout.family) {
-    case Family::rows: logits_of_rows(run, domain, layout, tile); break;
-    case Family::columns: logits_of_columns(run, domain, layout, tile); break;
-    case Family::halves: raw_logits(run, layout.dim, layout.tile_tokens, domain.query, tile); break;
-    case Family::values: logits_of_values(run, domain, layout, tile); break;
+    case Family::rows:
+      logits_of_rows(run, domain, layout, tile);
+      break;
+    case Family::columns:
+      logits_of_columns(run, domain, layout, tile);
+      break;
+    case Family::halves:
+      raw_logits(run, layout.dim, layout.tile_tokens, domain.query, tile);
+      break;
+    case Family::values:
+      logits_of_values(run, domain, layout, tile);
+      break;
   }
   if (domain.format->k[run.head].mu.empty()) return;
   for (uint32_t r = 0; r < run.rows; r++)

@@ -7,17 +7,30 @@
 namespace kvq::cpu {
 namespace {
 
-constexpr uint32_t kLogitStride = kTileTokens + 16;
-
 const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
-// Values of few channels can cancel in all of them at once, which leaves the rounding of the weights.
-constexpr uint32_t kFewChannels = 16;
+// Where 16 bits are always too few for the weights: columns, since a token may be large where its probability is small, and values
+// of few channels, which can cancel in all of them at once.  Elsewhere they are too few where one weight dominates (kernels.h).
+bool needs_refinement(const TensorLayout &layout) { return layout.family == Family::columns || layout.dim <= 16; }
 
-// One row's probabilities from a token that is a multiple of 4, times token scales, as integers.
-void weigh_row(const Run &run, const TensorLayout &layout, uint32_t row, const float *p, const float *scale, uint32_t count, RowWeights *weights) {
+// n equal weights that are rounded alike, by half a step of 1/32767 of the largest, are 2.4e-4 of the whole output at most if the
+// largest scale is within 4 times the mean, and the largest probability within 4 / n of all probabilities so far.
+constexpr float kEven = 4.0f;
+bool even_scales(const Run &run, const float *scale, uint32_t n) {
+  float sum = 0;
+  for (uint32_t t = 0; t < n; t++) sum += scale[t];
+  return run.kernels.maximum(scale, n) * float(n) <= kEven * sum;
+}
+bool even_probabilities(const Run &run, uint32_t row, const float *p, uint32_t n) {
+  return run.kernels.maximum(p, n) * float(n) <= kEven * run.slice.denominator[row];
+}
+
+// One row's probabilities from a token that is a multiple of 4, times token scales, as integers.  even: the scales are.
+void weigh_row(const Run &run, const TensorLayout &layout, uint32_t row, const float *p, const float *scale, bool even, uint32_t count,
+               RowWeights *weights) {
   const size_t at = size_t(row) * run.dims.weights();
-  weigh(run, row, p, scale, count, run.slice.w + at, run.slice.fine + at, layout.dim <= kFewChannels, weights);
+  const bool always = needs_refinement(layout), never = !always && even && even_probabilities(run, row, p, count);
+  weigh(run, row, p, scale, count, run.slice.w + at, never ? nullptr : run.slice.fine + at, always, weights);
 }
 
 Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32_t first, uint32_t end) {
@@ -42,9 +55,10 @@ void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const 
   for (const Segment &segment : layout.segments) {
     const Region &region = layout.regions[segment.region];
     load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+    const bool even = even_scales(run, slice.scale + tile.from, tile.end - tile.from);
     for (uint32_t r = 0; r < run.rows; r++) {
       const float *p = probabilities(run, r) + tile.from;
-      weigh_row(run, layout, r, p, slice.scale + tile.from, tile.end - tile.from, &weights);
+      weigh_row(run, layout, r, p, slice.scale + tile.from, even, tile.end - tile.from, &weights);
       if (!region.table) weights.total[r] = run.kernels.dot_product(p, slice.zero + tile.from, tile.end - tile.from);
     }
     Dot dot = value_dot(run, domain, region, tile.from, tile.end);
@@ -84,7 +98,7 @@ void weigh_group(const Run &run, const TensorLayout &layout, uint32_t first, uin
   for (uint32_t r = 0; r < run.rows; r++) {
     std::fill_n(line, 4, 0.0f);
     std::copy(probabilities(run, r) + first, probabilities(run, r) + end, line + (first - from));
-    weigh_row(run, layout, r, line, nullptr, end - from, run.slice.weights);
+    weigh_row(run, layout, r, line, nullptr, false, end - from, run.slice.weights);
     float total = 0;
     for (uint32_t t = first - from; t < end - from; t++) total += line[t];
     run.slice.weights->total[r] = total;
@@ -153,10 +167,14 @@ void add_raw_values(const Run &run, uint32_t dim, float *out, const Tile &tile) 
 void add_values(const Run &run, Domain &domain, const Tile &tile) {
   const TensorLayout &layout = domain.format->layout(run.head, KVQ_TENSOR_V);
   switch (layout.family) {
-    case Family::rows: return add_rows(run, domain, layout, tile);
-    case Family::columns: return add_columns(run, domain, layout, tile);
-    case Family::halves: return add_raw_values(run, layout.dim, domain.out, tile);
-    case Family::values: return add_decoded(run, domain, layout, tile);
+    case Family::rows:
+      return add_rows(run, domain, layout, tile);
+    case Family::columns:
+      return add_columns(run, domain, layout, tile);
+    case Family::halves:
+      return add_raw_values(run, layout.dim, domain.out, tile);
+    case Family::values:
+      return add_decoded(run, domain, layout, tile);
   }
 }
 

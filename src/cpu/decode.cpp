@@ -18,7 +18,8 @@ void load_params(const Run &run, const TensorLayout &layout, const uint8_t *stor
 }  // namespace
 
 void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes) {
-  const uint8_t *table = !region.table ? nullptr : high ? region.table->high : region.table->low;
+  const uint8_t *table = !region.table ? nullptr : high ? region.table->high
+                                                        : region.table->low;
   run.kernels.unpack(region.packing, planes + region.offset, shared, table, codes);
 }
 
@@ -107,17 +108,18 @@ void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine
   dot.sum = weights.sum[0];
   dot.sum_stride = RowWeights::kSpans;
   run.kernels.dot_codes(dot);
-  dot.rows = 1;
   dot.offset = nullptr;
   dot.add = true;
-  float *const out = dot.out;
-  for (uint32_t r = 0; r < run.rows; r++) {
+  for (uint32_t r = 0; r < run.rows; r++) scale[r] /= 32768.0f;
+  const Dot all = dot;
+  for (uint32_t r = 0; r < run.rows; r += dot.rows) {
+    dot.rows = 1;
     if (!weights.refined[r]) continue;
-    const float remainder = scale[r] / 32768.0f;
-    dot.w = fine + r * dot.w_stride;
-    dot.scale = &remainder;
+    while (r + dot.rows < run.rows && weights.refined[r + dot.rows]) dot.rows++;
+    dot.w = fine + r * all.w_stride;
+    dot.scale = scale + r;
     dot.sum = weights.fine_sum[r];
-    dot.out = out + r * dot.out_stride;
+    dot.out = all.out + r * all.out_stride;
     run.kernels.dot_codes(dot);
   }
 }
@@ -163,13 +165,12 @@ void column_values(const Run &run, const TensorLayout &layout, const uint8_t *pa
       for (uint32_t slot = region.first; layout.keys && slot < region.first + region.count; slot++) {
         const Place at = key_place(run, layout, region, slot);
         float *out = slice.values + size_t(slot) * layout.tile_tokens + first;
-        run.kernels.expand(at.words + first * 4, at.byte, end - first, slice.scale + slot, slice.zero + slot, 0, region.bias, out);
+        run.kernels.expand(at.words + first * 4, at.byte, end - first, slice.scale + slot, slice.zero + slot, 0, out);
       }
       for (uint32_t t = first; !layout.keys && t < end; t++) {
         const Place at = value_place(run, region, t);
         float *out = slice.values + size_t(t) * layout.dim + region.first;
-        run.kernels.expand(at.words, at.byte, region.count, slice.scale + region.first, slice.zero + region.first, 1,
-                           region.bias, out);
+        run.kernels.expand(at.words, at.byte, region.count, slice.scale + region.first, slice.zero + region.first, 1, out);
       }
     }
   });
@@ -196,11 +197,11 @@ void row_values(const Run &run, const HeadFormat &format, const TensorLayout &la
     for (uint32_t slot = first; layout.keys && slot < first + group; slot++) {
       const Place at = key_place(run, layout, region, slot);
       run.kernels.expand(at.words + tile.first * 4, at.byte, tile.end - tile.first, slice.scale + tile.first,
-                         slice.zero + tile.first, 1, region.bias, slice.values + size_t(slot) * layout.tile_tokens + tile.first);
+                         slice.zero + tile.first, 1, slice.values + size_t(slot) * layout.tile_tokens + tile.first);
     }
     for (uint32_t t = tile.first; !layout.keys && t < tile.end; t++) {
       const Place at = value_place(run, region, t);
-      run.kernels.expand(at.words + first * 4, at.byte, group, slice.scale + t, slice.zero + t, 0, region.bias,
+      run.kernels.expand(at.words + first * 4, at.byte, group, slice.scale + t, slice.zero + t, 0,
                          slice.values + size_t(t) * layout.dim + first);
     }
   }

@@ -6,8 +6,6 @@
 
 namespace kvq::cpu {
 
-inline uint32_t round16(uint32_t n) { return (n + 15) / 16 * 16; }
-
 // The line of a region, as codes or as the low (high = 0) or high byte of its book's levels.
 void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes);
 // The last 1 to 3 slots of keys, [token][rest], to words with zeros, in place.

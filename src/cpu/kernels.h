@@ -14,16 +14,25 @@ inline constexpr uint32_t kSlack = 512;       // bytes behind every scratch arra
 inline constexpr uint32_t kSumSpan = 256;     // weights that one int32 accumulator may take: 255 * 32767 * 256 < 2^31
 
 // How codes of `levels` levels lie in planes of 64 bytes; layout.h explains it.
-enum SchemeId : uint8_t { kBits1, kBits2, kBits3, kBits4, kBits5, kBits6, kBits7, kBits8, kBase3, kBase5, kBase6, kSchemes };
+enum SchemeId : uint8_t { kBits1,
+                          kBits2,
+                          kBits3,
+                          kBits4,
+                          kBits5,
+                          kBits6,
+                          kBits7,
+                          kBits8,
+                          kBase3,
+                          kBase5,
+                          kBase6,
+                          kSchemes };
 
 struct Scheme {
   uint32_t bits, digits, base;              // of a field; digits are 0..base-1
   uint32_t direct, spare, planes, fields;   // fields and spare bits of a plane; planes and fields of a unit
 };
 inline constexpr Scheme kSchemeTable[kSchemes] = {
-    {1, 1, 2, 8, 0, 1, 8}, {2, 1, 4, 4, 0, 1, 4},  {3, 1, 8, 2, 2, 3, 8},  {4, 1, 16, 2, 0, 1, 2},
-    {5, 1, 32, 1, 3, 5, 8}, {6, 1, 64, 1, 2, 3, 4}, {7, 1, 128, 1, 1, 7, 8}, {8, 1, 256, 1, 0, 1, 1},
-    {8, 5, 3, 1, 0, 1, 1}, {7, 3, 5, 1, 1, 7, 8},  {8, 3, 6, 1, 0, 1, 1}};
+    {1, 1, 2, 8, 0, 1, 8}, {2, 1, 4, 4, 0, 1, 4}, {3, 1, 8, 2, 2, 3, 8}, {4, 1, 16, 2, 0, 1, 2}, {5, 1, 32, 1, 3, 5, 8}, {6, 1, 64, 1, 2, 3, 4}, {7, 1, 128, 1, 1, 7, 8}, {8, 1, 256, 1, 0, 1, 1}, {8, 5, 3, 1, 0, 1, 1}, {7, 3, 5, 1, 1, 7, 8}, {8, 3, 6, 1, 0, 1, 1}};
 // A field of fewer digits than its scheme's takes as many bits as they need.
 inline constexpr uint8_t kShortBits[kSchemes][5] = {{}, {}, {}, {}, {}, {}, {}, {}, {0, 2, 4, 5, 7}, {0, 3, 5}, {0, 3, 6}};
 
@@ -62,7 +71,8 @@ struct Dot {
   Prefetch *prefetch;      // or null
 };
 
-// x[i] * s[i] as 16-bit integers times one scale.
+// x[i] * s[i] as 16-bit integers times one scale.  Equal weights have equal rounding errors, so n of them may be off by n / 2 steps
+// together; where the largest weight is so large that this could be seen in the result, the remainders are made, too.
 struct Quantize {
   const float *x, *s;  // s may be null
   uint32_t n;
@@ -89,9 +99,8 @@ struct Kernels {
   float (*dot_product)(const float *x, const float *y, uint32_t n);
   float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
   void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)
-  // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i - bias), exactly n of them
-  void (*expand)(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, int32_t bias,
-                 float *out);
+  // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i), exactly n of them
+  void (*expand)(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, float *out);
   // (radius, angle) -> (radius * cos(angle), radius * sin(angle)), in place
   void (*polar)(float *radius, float *angle, uint32_t n);
   // Rule 1.4 of finite floats, times a scale; and whether they are finite.

@@ -57,20 +57,21 @@ KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte
   store(sink.out + vector * 64 + part * KVQ_VECTOR_BYTES, x);
 }
 
-// Digits of a field, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so each
-// multiplication by the base yields a digit above the binary point.
+// Digits of a field of `bits` bits, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so
+// as a fraction of 256 each multiplication by the base carries a digit over the point.
 template <class S, bool MAP>
 KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
-  VShort even = (VShort)x & (uint16_t)0xff, odd = (VShort)x >> 8;
-  const VShort fraction = all_short(uint16_t((1u << bits) - 1));
+  const VShort fraction = (VShort)x << int(8 - bits);
+  VShort even = fraction & (uint16_t)0xff, odd = fraction >> 8;
+#pragma GCC unroll 5
   for (uint32_t d = 0; d < digits; d++) {
     even *= (uint16_t)S::kBase;
     odd *= (uint16_t)S::kBase;
-    VByte code = (VByte)(even >> (uint16_t)bits | (odd >> (uint16_t)bits) << 8);
+    VByte code = (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
     if (MAP) code = look_up(sink.table, code);
     store(sink.out + (field * S::kDigits + d) * 64 + part * KVQ_VECTOR_BYTES, code);
-    even &= fraction;
-    odd &= fraction;
+    even &= (uint16_t)0xff;
+    odd &= (uint16_t)0xff;
   }
 }
 
@@ -90,23 +91,19 @@ KVQ_INLINE void put_direct(const Sink<MAP> &sink, uint32_t plane, uint32_t part,
   }
 }
 
-// BITS bits from bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on; bits above are garbage
-// only where a table ignores them.
-template <class S, uint32_t FIRST, uint32_t BITS>
+// Bits BIT to BITS of a field whose bit 0 is bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on.
+template <class S, uint32_t FIRST, uint32_t BITS, uint32_t BIT = 0>
 KVQ_INLINE VByte gather_spare(const VByte *x) {
-  constexpr uint32_t kLow = S::kDirect * S::kBits;  // the spare bits' place in a plane
-  VByte field = {};
-#pragma GCC unroll 8
-  for (uint32_t bit = 0; bit < BITS;) {
-    const uint32_t plane = (FIRST + bit) / S::kSpare, at = (FIRST + bit) % S::kSpare;
-    const uint32_t count = S::kSpare - at < BITS - bit ? S::kSpare - at : BITS - bit;
-    const int move = int(kLow + at) - int(bit);  // right if positive
-    const VShort moved = move >= 0 ? (VShort)x[plane] >> move : (VShort)x[plane] << -move;
-    const uint8_t mask = (uint8_t)(((1u << count) - 1) << bit);
-    field |= (VByte)moved & mask;
-    bit += count;
-  }
-  return field;
+  constexpr uint32_t kAt = (FIRST + BIT) % S::kSpare;  // bits [kAt, kAt + kCount) of what a plane has spare
+  constexpr uint32_t kCount = S::kSpare - kAt < BITS - BIT ? S::kSpare - kAt : BITS - BIT;
+  constexpr uint32_t kFrom = S::kDirect * S::kBits + kAt;
+  constexpr uint32_t kRight = kFrom > BIT ? kFrom - BIT : 0, kLeft = BIT > kFrom ? BIT - kFrom : 0;
+  constexpr uint8_t kMask = uint8_t(((1u << kCount) - 1) << BIT);
+  const VByte bits = shift_left<kLeft>(shift_right<kRight>(x[(FIRST + BIT) / S::kSpare])) & kMask;
+  if constexpr (BIT + kCount < BITS)
+    return bits | gather_spare<S, FIRST, BITS, BIT + kCount>(x);
+  else
+    return bits;
 }
 
 template <uint32_t I, class S, bool MAP>
@@ -174,10 +171,12 @@ void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels
     return;
   }
   typedef int8_t VSigned __attribute__((vector_size(KVQ_VECTOR_BYTES)));
+  VByte step[16];  // from level k - 1 to level k
+  for (uint32_t k = 1; k < levels; k++) step[k] = (uint8_t)(table[k] - table[k - 1]) - VByte{};
   for (uint32_t i = 0; i < n; i += KVQ_VECTOR_BYTES) {
-    const VSigned x = load<VSigned>(codes + i);
+    VSigned x = load<VSigned>(codes + i);
     VByte y = table[0] - VByte{};
-    for (uint32_t k = 1; k < levels; k++) y += (VByte)(x > (int8_t)(k - 1)) & (uint8_t)(table[k] - table[k - 1]);
+    for (uint32_t k = 1; k < levels; k++, x -= (int8_t)1) y += (VByte)(x > (int8_t)0) & step[k];
     store(codes + i, y);
   }
 }
@@ -280,9 +279,12 @@ void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
   uint32_t row = 0;
   for (; row + 4 <= dot.rows; row += 4) dot_codes_rows<4>(dot, row, first, end);
   switch (dot.rows - row) {
-    case 3: return dot_codes_rows<3>(dot, row, first, end);
-    case 2: return dot_codes_rows<2>(dot, row, first, end);
-    case 1: return dot_codes_rows<1>(dot, row, first, end);
+    case 3:
+      return dot_codes_rows<3>(dot, row, first, end);
+    case 2:
+      return dot_codes_rows<2>(dot, row, first, end);
+    case 1:
+      return dot_codes_rows<1>(dot, row, first, end);
   }
 }
 
@@ -345,9 +347,12 @@ void dot_values(const Dot &dot) {
   uint32_t row = 0;
   for (; row + 4 <= dot.rows; row += 4) dot_rows<X, 4>(dot, row);
   switch (dot.rows - row) {
-    case 3: return dot_rows<X, 3>(dot, row);
-    case 2: return dot_rows<X, 2>(dot, row);
-    case 1: return dot_rows<X, 1>(dot, row);
+    case 3:
+      return dot_rows<X, 3>(dot, row);
+    case 2:
+      return dot_rows<X, 2>(dot, row);
+    case 1:
+      return dot_rows<X, 1>(dot, row);
   }
 }
 
@@ -501,11 +506,10 @@ void softcap(float *x, uint32_t n, float cap) {
   }
 }
 
-void expand(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, int32_t bias,
-            float *out) {
+void expand(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, float *out) {
   const VFloat one_scale = all(scale[0]), one_zero = all(zero[0]);
   for (uint32_t i = 0; i < n; i += kLanes) {
-    const VFloat code = to_float((load<VInt>(words + i * 4) >> int(8 * byte) & 0xff) - bias);
+    const VFloat code = to_float(load<VInt>(words + i * 4) >> int(8 * byte) & 0xff);
     const uint32_t left = n - i;
     const VFloat s = step ? load_some(scale + i, left) : one_scale, z = step ? load_some(zero + i, left) : one_zero;
     store_some(out + i, left, z + s * code);
@@ -540,10 +544,24 @@ void polar(float *radius, float *angle, uint32_t n) {
   }
 }
 
-constexpr Kernels kTable = {KVQ_KERNELS_NAME, unpack,           dot_codes, dot_values<Halves>, dot_values<Floats>,
-                            quantize,         halves_to_floats, maximum,   dot_product,        exponentials,
-                            softcap,          expand,           polar,     enter_floats,       all_finite,
-                            hadamard};
+constexpr Kernels kTable = {
+    .name = KVQ_KERNELS_NAME,
+    .unpack = unpack,
+    .dot_codes = dot_codes,
+    .dot_halves = dot_values<Halves>,
+    .dot_floats = dot_values<Floats>,
+    .quantize = quantize,
+    .halves_to_floats = halves_to_floats,
+    .maximum = maximum,
+    .dot_product = dot_product,
+    .exponentials = exponentials,
+    .softcap = softcap,
+    .expand = expand,
+    .polar = polar,
+    .enter_floats = enter_floats,
+    .all_finite = all_finite,
+    .hadamard = hadamard,
+};
 
 }  // namespace
 }  // namespace kvq::cpu

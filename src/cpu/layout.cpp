@@ -28,10 +28,14 @@ CodeTable make_book(uint32_t levels) {
 
 SchemeId scheme_of(uint32_t levels) {
   switch (levels) {
-    case 3: return kBase3;
-    case 5: return kBase5;
-    case 6: return kBase6;
-    default: return SchemeId(std::bit_width(levels - 1) - 1);
+    case 3:
+      return kBase3;
+    case 5:
+      return kBase5;
+    case 6:
+      return kBase6;
+    default:
+      return SchemeId(std::bit_width(levels - 1) - 1);
   }
 }
 
@@ -72,7 +76,8 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   region.offset = out->codes;
   region.table = is_book(format) ? tables.book(cls.levels) : nullptr;
   region.scale = region.table ? book_scale(cls.levels) : 1.0f;
-  region.bias = region.table ? 128 : int32_t(cls.levels / 2);
+  region.bias = region.table ? 128 : out->family == Family::values ? 0
+                                                                   : int32_t(cls.levels / 2);
   region.quad = out->quads;
   region.byte = out->decoded;
   const uint32_t arrays = region.table && region.table->wide ? 2 : 1;

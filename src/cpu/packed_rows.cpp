@@ -21,7 +21,7 @@ void make_fields(const Scheme &scheme, const uint8_t *line, uint32_t digits, uin
 }
 
 // Bits [0, bits) of the fields to bits [bit, bit + bits) of planes: bit b is bit b mod 8 of plane b / 8.
-void place(const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) {
+void store_bits(const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) {
   for (uint32_t b = 0; b < bits;) {
     const uint32_t shift = (bit + b) % 8, n = std::min(8 - shift, bits - b), mask = (1u << n) - 1;
     uint8_t *plane = planes + (bit + b) / 8 * 64;
@@ -31,15 +31,15 @@ void place(const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) 
 }
 
 // Field `index` of a unit.
-void place_in_unit(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint8_t *planes) {
+void store_in_unit(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint8_t *planes) {
   const uint32_t direct = scheme.planes * scheme.direct;
   if (index < direct)
-    return place(fields, scheme.bits, index / scheme.direct * 8 + index % scheme.direct * scheme.bits, planes);
+    return store_bits(fields, scheme.bits, index / scheme.direct * 8 + index % scheme.direct * scheme.bits, planes);
   for (uint32_t b = 0; b < scheme.bits; b++) {
     const uint32_t spare = (index - direct) * scheme.bits + b;
     uint8_t bits[64];
     for (uint32_t i = 0; i < 64; i++) bits[i] = fields[i] >> b;
-    place(bits, 1, spare / scheme.spare * 8 + scheme.direct * scheme.bits + spare % scheme.spare, planes);
+    store_bits(bits, 1, spare / scheme.spare * 8 + scheme.direct * scheme.bits + spare % scheme.spare, planes);
   }
 }
 
@@ -49,7 +49,7 @@ void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes, uin
   uint8_t fields[64];
   for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits) {
     make_fields(scheme, line, scheme.digits, scheme.bits, fields);
-    place_in_unit(scheme, fields, f % scheme.fields, planes + f / scheme.fields * scheme.planes * 64);
+    store_in_unit(scheme, fields, f % scheme.fields, planes + f / scheme.fields * scheme.planes * 64);
   }
   uint32_t bit = packing.tail_bit;
   for (uint32_t f = 0; f < packing.tail_fields; f++, line += 64 * scheme.digits) {
@@ -57,20 +57,23 @@ void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes, uin
     const uint32_t digits = is_short ? packing.last_digits : scheme.digits;
     const uint32_t bits = is_short ? kShortBits[packing.scheme][digits] : scheme.bits;
     make_fields(scheme, line, digits, bits, fields);
-    place(fields, bits, bit, shared);
+    store_bits(fields, bits, bit, shared);
     bit += bits;
   }
 }
 
 // ---- codes in a line
 
-// Place of slot `slot` of the region, token `token` of the tile.
-size_t line_index(const TensorLayout &layout, const Region &region, uint32_t token, uint32_t slot) {
-  if (!layout.keys) return (size_t(token / 4) * region.count + slot) * 4 + kByte[token % 4];
+// Place of a code in its line: first + token * step for keys, first of the token + slot * 4 for values.
+struct Place {
+  size_t first, step;
+};
+Place key_place(const TensorLayout &layout, const Region &region, uint32_t slot) {
   const uint32_t whole = region.count / 4 * 4, rest = region.count - whole;
-  if (slot < whole) return (size_t(slot / 4) * layout.tile_tokens + token) * 4 + kByte[slot % 4];
-  return size_t(whole) * layout.tile_tokens + size_t(token) * rest + (slot - whole);
+  if (slot < whole) return {size_t(slot / 4) * layout.tile_tokens * 4 + kByte[slot % 4], 4};
+  return {size_t(whole) * layout.tile_tokens + (slot - whole), rest};
 }
+size_t value_place(const Region &region, uint32_t token) { return size_t(token / 4) * region.count * 4 + kByte[token % 4]; }
 
 struct Lines {
   explicit Lines(std::pmr::memory_resource *memory) : bytes(memory) {}
@@ -112,18 +115,36 @@ struct Rows {
   uint8_t *codes;
 };
 
-// f(byte of the line, code, shift, mask) for every code of a region's rows: the line has (code >> shift) & mask.
+// f(byte of the line, code) for every code of a region's rows.
 template <class F>
 void for_codes(const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line, F &&f) {
+  uint8_t *codes = block.codes + size_t(rows.row) * layout.dim + region.first;
+  if (layout.keys) {
+    for (uint32_t slot = 0; slot < region.count; slot++) {
+      const Place place = key_place(layout, region, slot);
+      uint8_t *at = line + place.first + rows.token * place.step;
+      for (uint32_t i = 0; i < rows.count; i++) f(at[i * place.step], codes[size_t(i) * layout.dim + slot]);
+    }
+    return;
+  }
+  for (uint32_t i = 0; i < rows.count; i++) {
+    uint8_t *at = line + value_place(region, rows.token + i);
+    for (uint32_t slot = 0; slot < region.count; slot++) f(at[size_t(slot) * 4], codes[size_t(i) * layout.dim + slot]);
+  }
+}
+
+// The same for kitty's upper region, whose slots are other channels in every group.
+template <class F>
+void for_upper_codes(const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line, F &&f) {
   uint16_t channel[256];
   for (uint32_t i = 0; i < rows.count; i++) {
     const uint32_t row = rows.row + i;
-    uint8_t *codes = block.codes + size_t(row) * layout.dim;
-    if (region.upper && (i == 0 || row % layout.group == 0))
-      boosted_of(block.positions + size_t(row / layout.group) * layout.dim, layout.dim, channel);
+    if (i == 0 || row % layout.group == 0) boosted_of(block.positions + size_t(row / layout.group) * layout.dim, layout.dim, channel);
     for (uint32_t slot = 0; slot < region.count; slot++) {
-      uint8_t &code = codes[region.upper ? channel[slot] : region.first + slot];
-      f(line[line_index(layout, region, rows.token + i, slot)], code, region.upper ? 2 : 0, layout.boosted ? 3 : 0xff);
+      const Place place = key_place(layout, region, slot);
+      const size_t token = rows.token + i;
+      const size_t at = layout.keys ? place.first + token * place.step : value_place(region, uint32_t(token)) + size_t(slot) * 4;
+      f(line[at], block.codes[size_t(row) * layout.dim + channel[slot]]);
     }
   }
 }
@@ -136,14 +157,17 @@ void write_codes(const TensorLayout &layout, uint8_t *blob, uint32_t first, uint
     uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
     for (const Region &region : layout.regions) {
       uint8_t *planes = tile + region.offset, *line = lines.open(region, planes, shared, rows.count < layout.tile_tokens);
-      for_codes(layout, region, rows, block, line,
-                [](uint8_t &byte, uint8_t code, uint32_t shift, uint32_t mask) { byte = uint8_t(code >> shift & mask); });
+      if (region.upper)
+        for_upper_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code >> 2; });
+      else if (layout.boosted)
+        for_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code & 3; });
+      else
+        for_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code; });
       pack_line(region.packing, line, planes, shared);
     }
   });
 }
 
-// The codes' bytes are zeros before.
 void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
                 std::pmr::memory_resource *memory) {
   Lines lines(memory);
@@ -152,8 +176,10 @@ void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first,
     const uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
     for (const Region &region : layout.regions) {
       uint8_t *line = lines.open(region, tile + region.offset, shared, true);
-      for_codes(layout, region, rows, block, line,
-                [](uint8_t &byte, uint8_t &code, uint32_t shift, uint32_t) { code |= uint8_t(byte << shift); });
+      if (region.upper)
+        for_upper_codes(layout, region, rows, block, line, [](uint8_t byte, uint8_t &code) { code |= uint8_t(byte << 2); });
+      else
+        for_codes(layout, region, rows, block, line, [](uint8_t byte, uint8_t &code) { code = byte; });
     }
   });
 }

@@ -23,7 +23,7 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
   Arena arena{base, 0};
   const size_t lanes = std::max(dims.most(), kTileTokens) + 16;
   arena.take(size_t(kRows) * dims.query(), &slice->query);
-  arena.take(size_t(kRows) * (kTileTokens + 16), &slice->logit);
+  arena.take(size_t(kRows) * kLogitStride, &slice->logit);
   arena.take(size_t(kRows) * dims.output(), &slice->out);
   arena.take(lanes, &slice->scale);
   arena.take(lanes, &slice->zero);

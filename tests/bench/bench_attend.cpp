@@ -27,6 +27,7 @@ namespace {
 struct Options {
   std::vector<std::string> recipes;
   std::vector<uint64_t> contexts = {32768};
+  double sharp = 1;
   uint32_t kv_heads = 8, q_heads = 32, dim = 128, threads = 1, rounds = 21, queries = 1;
   std::string json;
 };
@@ -91,7 +92,7 @@ __attribute__((always_inline)) inline void naive_rows(const float *k, const floa
   }
 }
 
-#define NAIVE_ARGUMENTS                                                                                            \
+#define NAIVE_ARGUMENTS                                                                                                     \
   const float *k, const float *v, const float *q, uint32_t rows, uint64_t tokens, uint32_t dim, std::vector<float> &logits, \
       float *out
 void naive_portable(NAIVE_ARGUMENTS) { naive_rows(k, v, q, rows, tokens, dim, logits, out); }
@@ -121,7 +122,7 @@ class Layer {
     check(kvq::parse_recipe(recipe_text, {&shape_, 1}, &recipe_));
     for (uint32_t h = 0; h < o.kv_heads; h++)
       for (uint32_t c = 0; c < o.dim; c++) scale_.push_back(float(std::exp2(random_.normal())));
-    query_ = random_.normals(size_t(o.queries) * o.q_heads * o.dim);
+    query_ = random_.normals(size_t(o.queries) * o.q_heads * o.dim, o.sharp);
     for (uint32_t q = 0; q < o.queries * o.q_heads; q++)  // logits of unit size whatever the channels' scales are
       for (uint32_t c = 0; c < o.dim; c++)
         query_[size_t(q) * o.dim + c] /= scale_[size_t(q % o.q_heads) / (o.q_heads / o.kv_heads) * o.dim + c];
@@ -341,9 +342,7 @@ void measure(const std::string &recipe, uint64_t tokens, const Options &o, cJSON
   cJSON *result = cJSON_CreateObject();
   cJSON_AddStringToObject(result, "recipe", recipe.c_str());
   const std::pair<const char *, double> numbers[] = {
-      {"context", double(tokens)},           {"kv_heads", o.kv_heads}, {"q_heads", o.q_heads}, {"dim", o.dim}, {"queries", o.queries},
-      {"threads", o.threads},                {"ns_per_token_head", ns}, {"bytes_per_token_head", bytes},
-      {"gigabytes_per_second", bytes / ns},  {"naive_ns_per_token_head", naive_ns}, {"times_naive", naive_ns / ns}, {"error_of_tolerance", error}};
+      {"context", double(tokens)}, {"kv_heads", o.kv_heads}, {"q_heads", o.q_heads}, {"dim", o.dim}, {"queries", o.queries}, {"threads", o.threads}, {"sharp", o.sharp}, {"ns_per_token_head", ns}, {"bytes_per_token_head", bytes}, {"gigabytes_per_second", bytes / ns}, {"naive_ns_per_token_head", naive_ns}, {"times_naive", naive_ns / ns}, {"error_of_tolerance", error}};
   for (const auto &[name, value] : numbers) cJSON_AddNumberToObject(result, name, value);
   cJSON_AddItemToArray(results, result);
 }
@@ -367,6 +366,7 @@ int main(int argc, char **argv) {
   app.add_option("--kv-heads", o.kv_heads, "")->capture_default_str();
   app.add_option("--q-heads", o.q_heads, "")->capture_default_str();
   app.add_option("--dim", o.dim, "channels of a head, a multiple of 16")->capture_default_str();
+  app.add_option("--sharp", o.sharp, "standard deviation of the logits")->capture_default_str();
   app.add_option("--queries", o.queries, "new tokens that attend")->capture_default_str();
   app.add_option("--threads", o.threads, "")->capture_default_str();
   app.add_option("--rounds", o.rounds, "timed calls")->capture_default_str()->check(CLI::Range(1, 100000));

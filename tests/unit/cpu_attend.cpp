@@ -343,3 +343,22 @@ TEST_CASE("the workspace has the size that the dimensions give, and attention al
   CHECK(memory.used() == before);
   CHECK(memory.peak() == peak);
 }
+
+TEST_CASE("peaked attention over tokens of very different size") {
+  Random random(116);
+  for (const CodecCase &item : codec_cases(64)) {
+    for (const double sharp : {1.0, 30.0}) {
+      INFO(item.text << " sharp " << sharp);
+      Cache cache(layer_of(1, 4, 64, 64));
+      const auto format = cache.format("raw", item.text, page_tokens_of(item.group));
+      const uint32_t tokens = page_tokens_of(item.group);
+      std::vector<float> v = random.normals(tokens * 64);
+      for (uint32_t t = 0; t < tokens; t++) {
+        const double size = std::exp(2 * random.normal());
+        for (uint32_t c = 0; c < 64; c++) v[t * 64 + c] *= float(size);
+      }
+      cache.append(random.normals(tokens * 64), v, format.get());
+      cache.check(random.normals(4 * 64, sharp));
+    }
+  }
+}

@@ -100,8 +100,7 @@ class Cache {
     const kvq_tensor query = tensor_of(q.data(), shape.q_heads, shape.dim_k);
     const kvq_tensor out = tensor_of(outputs->out.data(), shape.q_heads, shape.dim_v);
     const kvq::AttendSequence sequence{page_list(), tokens(), 0, options.queries};
-    const kvq::AttendCall call{0, &shape, &query, &out, outputs->lse.data(), scale(), options.softcap, options.window, options.sinks,
-                               {&sequence, 1}};
+    const kvq::AttendCall call{0, &shape, &query, &out, outputs->lse.data(), scale(), options.softcap, options.window, options.sinks, {&sequence, 1}};
     return backend->attend(call, workspace().get());
   }
 
