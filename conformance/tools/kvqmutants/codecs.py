@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvqref import polar_math
-from kvqref.codecs import base, kitty, pair_mix, per_channel, progressive
+from kvqref.codecs import affine_token, base, kitty, pair_mix, per_channel, progressive
 from kvqref.codecs.row_classes import WidthGroups
 from kvqref.head import Head
 
@@ -122,13 +122,20 @@ def _():
     )
 
 
-@mutation("center-after-rotation", "the mean is subtracted in fp16", "codec-affine-token/center/plain-large")
+@mutation("mean-subtracted-in-fp16", "x - mu is rounded to fp16", "codec-affine-token/center/plain-large")
 def _():
-    function(
-        "codecs.base",
-        "centered",
-        lambda old: lambda x, mu: x if mu is None else (x - mu).astype(np.float16).astype(F32) + F32(0.001) * mu,
-    )
+    function("codecs.base", "centered", lambda old: lambda x, mu: x if mu is None else (x - mu).astype(np.float16).astype(F32))
+
+
+@mutation("mean-added-before-inverse", "the mean is added before the inverse rotation", "codec-affine-token/center/rotated-small")
+def _():
+    def values(self, block, mu):
+        s, z = block.params
+        y = affine_token.affine_values(block.codes.reshape(self._groups(block.tokens)), s[..., None], z[..., None])
+        y = affine_token.uncentered(y.reshape(block.codes.shape), mu)
+        return affine_token.unrotate(y, 0, self.head.tensor_index, self.options.seed) if self.options.rotate else y
+
+    method(affine_token.AffineToken, "values", lambda old: values)
 
 
 @mutation("kitty-by-energy", "kitty boosts the channels with the largest sum of squares", "codec-kitty/boost/D16-1-of-3")
@@ -170,15 +177,9 @@ def _():
     function("polar_math", "atan2p", atan2p)
 
 
-@mutation("angle-by-libm", "polar angles come from the C library's atan2", "codec-polar/levels/R16-A256")
+@mutation("angle-of-other-axis", "polar angles are those of (v, u)", "codec-polar/levels/R16-A256")
 def _():
-    function(
-        "polar_math",
-        "atan2p",
-        lambda old: (
-            lambda v, u: np.where((u == 0) & (v == 0), F32(0), np.mod(np.arctan2(v, u) + F32(0.0005), F32(2 * np.pi))).astype(F32)
-        ),
-    )
+    function("polar_math", "atan2p", lambda old: lambda v, u: old(u, v))
 
 
 @mutation("angles-beside-radii", "polar writes radius and angle of a pair beside each other", "codec-polar/heads/D16-half")

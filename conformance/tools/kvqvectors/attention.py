@@ -270,6 +270,7 @@ def _extremes(suite: Suite) -> None:
         values,
     )
     _aligned(g, "softcap-of-large", "softcap 30 of logits of 1e4", keys * 100, query * 100, values, softcap=30.0, scale=1.0)
+    _mixed_scales(suite)
     g = suite.group("entry", "Queries enter by section 1.4 whatever their type")
     for dtype in ("f16", "bf16", "f32", "f64"):
         s = Story(g, dtype, f"q, k and v given as {dtype}", ROWS, geometry(2, 1, 16, 16), 2410)
@@ -279,6 +280,35 @@ def _extremes(suite: Suite) -> None:
     s = Story(g, "saturated", "A query beyond fp16 saturates", ROWS, geometry(2, 1, 16, 16), 2412)
     s.commit("a", 12)
     s.attend("a", 1, q=hexed(np.where(np.arange(16) == 3, 1e5, 0.5) * np.ones((2, 1, 1)), "f32"), scale=1e-5)
+
+
+def _mixed_scales(suite: Suite) -> None:
+    g = suite.group("mixed-scales", "Rows of very different size in one block: the small ones keep their precision")
+    recipes = {
+        "affine-16": ({"k": "raw", "v": "affine-token(levels=16,group=16)", "block": 32}, 64, 64),
+        "lloyd-16": ({"k": "lloyd(levels=16)", "v": "lloyd(levels=16)", "block": 32}, 64, 64),
+        "lloyd-e5m3": ({"k": "lloyd(levels=8)", "v": "lloyd(levels=3,params=e5m3)", "block": 32}, 64, 64),
+        "channels": ({"k": "affine-channel(levels=4,group=32)", "v": "affine-channel(levels=4,group=32)", "block": 32}, 64, 64),
+        "two-channels": ({"k": "lloyd(levels=16)", "v": "lloyd(levels=16)", "block": 32}, 128, 2),
+    }
+    for i, (name, (recipe, dim_k, dim_v)) in enumerate(recipes.items()):
+        position = np.arange(40)
+        factors = {
+            "one-outlier": position * 0 + 1.0,
+            "half-large": np.where(position % 2, 1.0, 1000.0),
+            "ramp": 10 ** (3 * position / 40),
+        }
+        for slug, factor in factors.items():
+            s = Story(
+                g, f"{name}-{slug}", f"Values: {slug}, 40 tokens", {"recipe": recipe}, geometry(2, 1, dim_k, dim_v), 2500 + i
+            )
+            tokens = s.tokens(40, queries=False)
+            values = entered(tokens["v"]) * factor[:, None]
+            if slug == "one-outlier":
+                values[0, 0, 3, dim_v // 2] = 65504
+            s.script.ok("commit", seq="a", k=tokens["k"], v=hexed(values))
+            s.attend("a", 2)
+            s.attend("a", 1, mul=0.0)
 
 
 def suites() -> list[Suite]:

@@ -19,7 +19,7 @@ class Script:
         """A step that must succeed; `expect` names the results to pin (default: all). Returns the results."""
         step, answer = self._run(op, arguments)
         if answer["status"] != "OK":
-            raise AssertionError(f"{self.slug}: {op} {arguments} is refused: {answer['detail']}")
+            raise AssertionError(f"{self.slug}: {op} is refused: {answer['detail']} ({str(arguments)[:300]})")
         result = answer["result"]
         pinned = result if expect is None else {key: result[key] for key in expect}
         self.steps.append(step | ({"expect": pinned} if pinned else {}))
