@@ -177,17 +177,27 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
   }
 }
 
-// The part of a page that the block will read.
+// The part of a page that the block will read, evenly spread over the steps of the dot products: `tokens` tokens with `codes` of them
+// in a step.
+Prefetch prefetch_of(const Block &block, const uint8_t *blob, size_t bytes, uint32_t tokens, uint32_t codes) {
+  const LayerShape &shape = *block.rows.call.shape;
+  const Kernels &kernels = block.run.kernels;
+  const auto ceil = [](uint32_t n, uint32_t d) { return (n + d - 1) / d; };
+  const uint32_t keys = ceil(shape.dim_k, codes) * ceil(tokens, kernels.lanes);
+  const uint32_t values = ceil(tokens, codes) * ceil(shape.dim_v, kernels.lanes);
+  const uint32_t steps = (keys + values) * ceil(block.run.rows, kernels.rows);
+  return {blob, blob + bytes, ceil(uint32_t(bytes / 64), steps)};
+}
+
 Prefetch prefetch_of(const Block &block, const PageView &view) {
   if (!view.page) return {};
+  const uint32_t head = block.run.head;
   if (view.format) {
     const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
-    const uint8_t *blob = format.blob(view.page, block.run.head);
-    return {blob, blob + format.blob_bytes(block.run.head)};
+    return prefetch_of(block, format.blob(view.page, head), format.blob_bytes(head), format.page_tokens, 4);
   }
   const size_t bytes = raw_head_bytes(*block.rows.call.shape);
-  const uint8_t *blob = static_cast<const uint8_t *>(view.page) + block.run.head * bytes;
-  return {blob, blob + bytes};
+  return prefetch_of(block, static_cast<const uint8_t *>(view.page) + head * bytes, bytes, kRawTokens, 1);
 }
 
 void attend_pages(const Block &block) {

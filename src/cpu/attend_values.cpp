@@ -17,9 +17,7 @@ bool needs_refinement(const TensorLayout &layout) { return layout.family == Fami
 // largest scale is within 4 times the mean, and the largest probability within 4 / n of all probabilities so far.
 constexpr float kEven = 4.0f;
 bool even_scales(const Run &run, const float *scale, uint32_t n) {
-  float sum = 0;
-  for (uint32_t t = 0; t < n; t++) sum += scale[t];
-  return run.kernels.maximum(scale, n) * float(n) <= kEven * sum;
+  return run.kernels.maximum(scale, n) * float(n) <= kEven * run.kernels.sum(scale, n);
 }
 bool even_probabilities(const Run &run, uint32_t row, const float *p, uint32_t n) {
   return run.kernels.maximum(p, n) * float(n) <= kEven * run.slice.denominator[row];

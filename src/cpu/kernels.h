@@ -48,6 +48,7 @@ struct Packing {
 // Cache lines that are fetched beside other work, a few with every step of it.
 struct Prefetch {
   const uint8_t *at, *end;
+  uint32_t step;  // lines
 };
 
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
@@ -86,6 +87,7 @@ struct Quantize {
 
 struct Kernels {
   const char *name;
+  uint32_t rows, lanes;  // of the results that a step of dot_codes, and of the others, adds to
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
@@ -96,6 +98,7 @@ struct Kernels {
   // n is rounded up to a multiple of 16 in all of these.
   void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
+  float (*sum)(const float *x, uint32_t n);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
   float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
   void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)

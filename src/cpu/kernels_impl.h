@@ -197,12 +197,10 @@ void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *shared
 
 // ---------------------------------------------------------------------------------------------------- dot products
 
-// The next lines; `lines` is a copy in registers.
-template <uint32_t LINES>
+// The next lines, to the second level: the first has few buffers for lines that are on their way.  `lines` is a copy in registers.
 KVQ_INLINE void fetch(Prefetch *lines) {
   if (lines->at >= lines->end) return;
-  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + 64 * i);
-  lines->at += 64 * LINES;
+  for (uint32_t i = 0; i < lines->step; i++, lines->at += 64) __builtin_prefetch(lines->at, 0, 2);
 }
 
 // The first n of kLanes floats, and zeros.
@@ -239,7 +237,7 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t q = first; q < end; q++, x += dot.stride) {
-    fetch<2>(&lines);
+    fetch(&lines);
     VInt even[VECTORS], odd[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) {
@@ -308,7 +306,6 @@ struct Floats {
   KVQ_INLINE VFloat get(const void *p) { return load<VFloat>(p); }
 };
 
-// A step fetches as many lines as it reads, which is what the next page needs.
 template <class X, uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   const float *w = (const float *)dot.w + row * dot.w_stride;
@@ -317,7 +314,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
-    fetch<(VECTORS * kLanes * X::kBytes + 63) / 64>(&lines);
+    fetch(&lines);
     VFloat value[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);
@@ -464,10 +461,16 @@ float maximum(const float *x, uint32_t n) {
   return max_lanes(most);
 }
 
+float sum(const float *x, uint32_t n) {
+  VFloat total = {};
+  for (uint32_t i = 0; i < n; i += kLanes) total += load<VFloat>(x + i);
+  return sum_lanes(total);
+}
+
 float dot_product(const float *x, const float *y, uint32_t n) {
-  VFloat sum = {};
-  for (uint32_t i = 0; i < n; i += kLanes) sum += load<VFloat>(x + i) * load<VFloat>(y + i);
-  return sum_lanes(sum);
+  VFloat total = {};
+  for (uint32_t i = 0; i < n; i += kLanes) total += load<VFloat>(x + i) * load<VFloat>(y + i);
+  return sum_lanes(total);
 }
 
 // 2^x for x <= 128, 0 below -126: the nearest integer goes to the exponent, a polynomial of degree 6 takes the rest (Taylor, error
@@ -546,6 +549,8 @@ void polar(float *radius, float *angle, uint32_t n) {
 
 constexpr Kernels kTable = {
     .name = KVQ_KERNELS_NAME,
+    .rows = 4,
+    .lanes = kWide * kLanes,
     .unpack = unpack,
     .dot_codes = dot_codes,
     .dot_halves = dot_values<Halves>,
@@ -553,6 +558,7 @@ constexpr Kernels kTable = {
     .quantize = quantize,
     .halves_to_floats = halves_to_floats,
     .maximum = maximum,
+    .sum = sum,
     .dot_product = dot_product,
     .exponentials = exponentials,
     .softcap = softcap,

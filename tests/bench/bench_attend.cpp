@@ -230,9 +230,21 @@ class Layer {
     const kvq_tensor queries = tensor_of(q.data(), o_.q_heads, o_.dim);
     backend_->add_statistics(shape_, rows, &queries, 0, &statistics);
     kvq::LayerTables tables(&memory_);
-    check(kvq::decide_tables(recipe_.policy, recipe_.layers[0], shape_, statistics, &tables));
+    if (recipe_.policy.kind == kvq::PolicyKind::chanmix)
+      profile(&tables);
+    else
+      check(kvq::decide_tables(recipe_.policy, recipe_.layers[0], shape_, statistics, &tables));
     for (uint32_t cls = 0; cls < recipe_.classes; cls++) formats_.push_back(format(cls, tables));
     release(rows);
+  }
+
+  // ChanMix's profile is the caller's: a retrieval head of 4 bits, in the others a quarter of 3 bits and one of 1 bit.
+  void profile(kvq::LayerTables *tables) {
+    constexpr uint8_t kWidths[4] = {3, 2, 1, 2};
+    for (uint32_t h = 0; h < o_.kv_heads; h++) {
+      auto &widths = tables->k.emplace_back();
+      for (uint32_t c = 0; c < o_.dim; c++) widths.push_back(h == 0 ? 4 : kWidths[random_.below(4)]);
+    }
   }
 
   std::shared_ptr<const kvq::PageFormat> format(uint32_t cls, const kvq::LayerTables &tables) {
@@ -335,14 +347,15 @@ void measure(const std::string &recipe, uint64_t tokens, const Options &o, cJSON
     if (round < naive_rounds) naive.push_back(seconds(1, [&] { layer.naive(naive_path(kvq::cpu_path_name())); }));
   }
   const double rows = double(tokens) * o.kv_heads, ns = median(times) * 1e9 / rows, bytes = layer.bytes_per_token_head();
+  const double best = *std::min_element(times.begin(), times.end()) * 1e9 / rows;
   const double naive_ns = naive.empty() ? 0 : median(naive) * 1e9 / rows, error = layer.error();
-  std::printf("%8llu  %-20s %8.2f %8.2f %7.1f %7.2f %8.1f %7.1f %9.4f\n", (unsigned long long)tokens, recipe.c_str(), ns,
-              *std::min_element(times.begin(), times.end()) * 1e9 / rows, bytes, bytes / ns, naive_ns, naive_ns / ns, error);
+  std::printf("%-9s %8llu  %-20s %8.2f %8.2f %7.1f %7.2f %8.1f %7.1f %9.4f\n", kvq::cpu_path_name(), (unsigned long long)tokens, recipe.c_str(), ns, best, bytes, bytes / ns, naive_ns, naive_ns / ns, error);
   std::fflush(stdout);
   cJSON *result = cJSON_CreateObject();
+  cJSON_AddStringToObject(result, "path", kvq::cpu_path_name());
   cJSON_AddStringToObject(result, "recipe", recipe.c_str());
   const std::pair<const char *, double> numbers[] = {
-      {"context", double(tokens)}, {"kv_heads", o.kv_heads}, {"q_heads", o.q_heads}, {"dim", o.dim}, {"queries", o.queries}, {"threads", o.threads}, {"sharp", o.sharp}, {"ns_per_token_head", ns}, {"bytes_per_token_head", bytes}, {"gigabytes_per_second", bytes / ns}, {"naive_ns_per_token_head", naive_ns}, {"times_naive", naive_ns / ns}, {"error_of_tolerance", error}};
+      {"context", double(tokens)}, {"kv_heads", o.kv_heads}, {"q_heads", o.q_heads}, {"dim", o.dim}, {"queries", o.queries}, {"threads", o.threads}, {"sharp", o.sharp}, {"ns_per_token_head", ns}, {"best_ns_per_token_head", best}, {"bytes_per_token_head", bytes}, {"gigabytes_per_second", bytes / ns}, {"naive_ns_per_token_head", naive_ns}, {"times_naive", naive_ns / ns}, {"error_of_tolerance", error}};
   for (const auto &[name, value] : numbers) cJSON_AddNumberToObject(result, name, value);
   cJSON_AddItemToArray(results, result);
 }
@@ -358,7 +371,7 @@ std::string processor() {
 
 int main(int argc, char **argv) {
   Options o;
-  std::string path;
+  std::vector<std::string> paths = {kvq::cpu_path_name()};
   for (uint32_t i = 0; kvq::preset_name(i); i++) o.recipes.push_back(kvq::preset_name(i));
   CLI::App app("Decode attention of the CPU backend, against decoding everything first.");
   app.add_option("--recipe", o.recipes, "recipes; all presets by default")->delimiter(';');
@@ -370,10 +383,9 @@ int main(int argc, char **argv) {
   app.add_option("--queries", o.queries, "new tokens that attend")->capture_default_str();
   app.add_option("--threads", o.threads, "")->capture_default_str();
   app.add_option("--rounds", o.rounds, "timed calls")->capture_default_str()->check(CLI::Range(1, 100000));
-  app.add_option("--path", path, "kernels: portable, avx2, avx512; the best by default");
+  app.add_option("--path", paths, "kernels: portable, avx2, avx512; the best by default")->delimiter(',')->capture_default_str();
   app.add_option("--json", o.json, "write the results to this file");
   CLI11_PARSE(app, argc, argv);
-  if (!path.empty()) setenv("KVQ_CPU", path.c_str(), 1);
 
   std::string command = "kvq-bench-attend";
   for (int i = 1; i < argc; i++) command += std::string(" ") + argv[i];
@@ -386,13 +398,16 @@ int main(int argc, char **argv) {
   const char *revision = std::getenv("KVQ_REVISION");
   cJSON_AddStringToObject(report, "revision", revision ? revision : "");
   cJSON_AddStringToObject(report, "device", processor().c_str());
-  cJSON_AddStringToObject(report, "path", kvq::cpu_path_name());
   cJSON *results = cJSON_AddArrayToObject(report, "results");
-  std::printf("%s, %s, KVQ_TEST_SEED=%llu\n%8s  %-20s %8s %8s %7s %7s %8s %7s %9s\n", processor().c_str(), kvq::cpu_path_name(),
-              (unsigned long long)kvq_test::seed(), "T", "recipe", "ns", "best", "bytes", "GB/s", "naive", "times", "error/tol");
+  std::printf("%s, KVQ_TEST_SEED=%llu\n%-9s %8s  %-20s %8s %8s %7s %7s %8s %7s %9s\n", processor().c_str(),
+              (unsigned long long)kvq_test::seed(), "path", "T", "recipe", "ns", "best", "bytes", "GB/s", "naive", "times", "error/tol");
   try {
-    for (uint64_t tokens : o.contexts)
-      for (const std::string &recipe : o.recipes) measure(recipe, tokens, o, results);
+    for (const std::string &path : paths) {
+      setenv("KVQ_CPU", path.c_str(), 1);
+      if (kvq::cpu_path_name() != path) throw std::runtime_error("no kernels '" + path + "' on this machine");
+      for (uint64_t tokens : o.contexts)
+        for (const std::string &recipe : o.recipes) measure(recipe, tokens, o, results);
+    }
   } catch (const std::exception &failure) {
     std::fprintf(stderr, "kvq-bench-attend: %s\n", failure.what());
     return 1;
