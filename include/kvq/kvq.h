@@ -196,7 +196,8 @@ typedef struct kvq_prefill {
   uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
-  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
+  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics only.  Recipes whose policy ranks by queries
+                         * (pnmix, blockgtq, kvq-*) need it in the first prompt; NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
 #define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
