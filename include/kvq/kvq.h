@@ -138,8 +138,7 @@ typedef struct kvq_layer {
   uint32_t rope_layout;  /* KVQ_ROPE_*: how the channels of K pair up (PN-Mix section 3, Block-GTQ section 3) */
   uint32_t rotary_dim;   /* rotary channels of K: even, at most dim_k; 0 means dim_k */
   uint32_t rotary_first; /* first rotary channel: even, rotary_first + rotary_dim <= dim_k */
-  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all.  Where every layer
-                          * that stores K and V has one, tokens outside all of them are given back: see kvq_seq_truncate */
+  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all (see kvq_seq_truncate) */
   uint32_t kv_source;    /* 0: the layer stores its own K and V; n + 1: it reads those of the earlier layer n */
 } kvq_layer;
 
@@ -196,8 +195,8 @@ typedef struct kvq_prefill {
   uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
-  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics only.  Recipes whose policy ranks by queries
-                         * (pnmix, blockgtq, kvq-*) need it in the first prompt; NULL: none */
+  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics (pnmix, blockgtq and kvq-* need it in the
+                           first prompt); NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
 #define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
@@ -205,8 +204,8 @@ typedef struct kvq_prefill {
 /* Options of kvq_attend. */
 typedef struct kvq_attend_options {
   uint32_t struct_size;
-  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions.  INVALID if it reaches
-                         * tokens that have been given back (kvq_seq_truncate) */
+  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions.  INVALID if that
+                           reaches tokens that have been given back (kvq_seq_truncate) */
   float scale;          /* of the logits; 0: 1/sqrt(dim_k) */
   float softcap;        /* 0: none; else logits become softcap * tanh(logit / softcap), after `scale` */
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
