@@ -161,7 +161,8 @@ void value_words(const uint8_t *codes, size_t stride, uint32_t slots, uint8_t *l
 
 // Shifts of 16 bits move no wanted bit into another byte.
 void put_bits(const uint8_t *bytes, uint32_t from, uint32_t n, uint32_t to, uint8_t *out) {
-  const VShort mask = VShort{} + int16_t(((1u << n) - 1) * 0x0101u), place = mask << int16_t(to);
+  const int16_t both = int16_t(((1u << n) - 1) * 0x0101u);
+  const VShort mask = both - VShort{}, place = mask << int16_t(to);
   for (uint32_t i = 0; i < 64; i += sizeof mask) {
     const VShort wanted = load<VShort>(bytes + i) >> int16_t(from) & mask;
     store(out + i, (load<VShort>(out + i) & ~place) | wanted << int16_t(to));
