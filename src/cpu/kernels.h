@@ -72,17 +72,14 @@ struct Dot {
   Prefetch *prefetch;      // or null
 };
 
-// x[i] * s[i] as 16-bit integers times one scale.  Equal weights have equal rounding errors, so n of them may be off by n / 2 steps
-// together; where the largest weight is so large that this could be seen in the result, the remainders are made, too.
+// x[i] * s[i] as 16-bit integers times one scale.
 struct Quantize {
   const float *x, *s;  // s may be null
   uint32_t n;
   int16_t *w;          // up to the next multiple of 4: zeros
-  int16_t *fine;       // null, or the remainder in steps of scale / 32768; written, and its sums, where `refined` is true
+  int16_t *fine;       // null, or the same of what rounding left, in steps of scale / 32768
   int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
-  float scale;         // out
-  bool always;         // with fine: refine; otherwise only where the largest value is beyond 16 times the mean of the others
-  bool refined;        // out
+  float scale, error;  // out; error: the sum of x[i] * s[i] - w[i] * scale
 };
 
 struct Kernels {
@@ -98,8 +95,9 @@ struct Kernels {
   // n is rounded up to a multiple of 16 in all of these.
   void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
-  float (*sum)(const float *x, uint32_t n);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
+  void (*moments)(const float *x, uint32_t n, float *sum, float *squares);
+  float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
   float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
   void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)
   // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i), exactly n of them

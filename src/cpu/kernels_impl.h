@@ -358,43 +358,41 @@ void dot_values(const Dot &dot) {
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
 constexpr int32_t kRoundBits = 0x4b400000;
 
-// w = rne(x * inverse), and the sums of spans.  w is padded to a multiple of 4.
-KVQ_INLINE void round_row(const float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+// w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector, and so is w.  What remains of x * inverse
+// takes its place, and its sum is returned.
+KVQ_INLINE float round_row(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+  VFloat remains = {};
   for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
     const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
-    int32_t total = 0;
-    for (uint32_t i = first; i < end; i++) {
-      const float rounded = x[i] * inverse + kRound;
-      int32_t bits;
-      __builtin_memcpy(&bits, &rounded, 4);
-      total += bits - kRoundBits;
-      w[i] = (int16_t)bits;
+    VInt total = {};
+    for (uint32_t i = first; i < end; i += kLanes) {
+      const VFloat wanted = load<VFloat>(x + i) * inverse, shifted = wanted + kRound, left = wanted - (shifted - kRound);
+      const VInt rounded = (VInt)shifted - kRoundBits;
+      store(w + i, __builtin_convertvector(rounded, VInt16));
+      store(x + i, left);
+      total += rounded;
+      remains += left;
     }
-    *sum = total;
+    *sum = sum_lanes(total);
   }
-  for (uint32_t i = n; i % 4; i++) w[i] = 0;
+  return sum_lanes(remains);
 }
 
 void quantize(Quantize *q) {
   constexpr float kMost = 32767.0f;
   constexpr uint32_t kMaxWeights = 2560;
   float x[kMaxWeights];
-  VFloat most = {}, total = {};
+  VFloat most = {};
   for (uint32_t i = 0; i < q->n; i += kLanes) {
     VFloat v = load_some(q->x + i, q->n - i);
     if (q->s) v *= load_some(q->s + i, q->n - i);
     store(x + i, v);
     most = greater(most, magnitude(v));
-    total += magnitude(v);
   }
   const float largest = max_lanes(most), inverse = largest > 1e-30f ? kMost / largest : 0.0f;
-  const float step = largest / kMost;
-  q->scale = step;
-  round_row(x, q->n, inverse, q->w, q->sum);
-  q->refined = q->fine && (q->always || largest * float(q->n - 1) > 16.0f * (sum_lanes(total) - largest));
-  if (!q->refined) return;
-  for (uint32_t i = 0; i < q->n; i++) x[i] -= float(q->w[i]) * step;
-  round_row(x, q->n, inverse * 32768.0f, q->fine, q->fine_sum);
+  q->scale = largest / kMost;
+  q->error = round_row(x, q->n, inverse, q->w, q->sum) * q->scale;
+  if (q->fine) round_row(x, q->n, 32768.0f, q->fine, q->fine_sum);
 }
 
 void enter_floats(const float *x, uint32_t n, float scale, float *out) {
@@ -461,9 +459,23 @@ float maximum(const float *x, uint32_t n) {
   return max_lanes(most);
 }
 
-float sum(const float *x, uint32_t n) {
+void moments(const float *x, uint32_t n, float *sum, float *squares) {
+  VFloat first = {}, second = {};
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = load<VFloat>(x + i);
+    first += v;
+    second += v * v;
+  }
+  *sum = sum_lanes(first);
+  *squares = sum_lanes(second);
+}
+
+float power(const float *x, const float *y, const float *factor, uint32_t n) {
   VFloat total = {};
-  for (uint32_t i = 0; i < n; i += kLanes) total += load<VFloat>(x + i);
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = y ? load<VFloat>(x + i) * load<VFloat>(y + i) : load<VFloat>(x + i);
+    total += v * v * load<VFloat>(factor + i);
+  }
   return sum_lanes(total);
 }
 
@@ -558,8 +570,9 @@ constexpr Kernels kTable = {
     .quantize = quantize,
     .halves_to_floats = halves_to_floats,
     .maximum = maximum,
-    .sum = sum,
     .dot_product = dot_product,
+    .moments = moments,
+    .power = power,
     .exponentials = exponentials,
     .softcap = softcap,
     .expand = expand,

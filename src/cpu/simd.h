@@ -12,6 +12,7 @@
 constexpr uint32_t kLanes = KVQ_VECTOR_BYTES / 4;
 typedef float VFloat __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 typedef int32_t VInt __attribute__((vector_size(KVQ_VECTOR_BYTES)));
+typedef int16_t VInt16 __attribute__((vector_size(KVQ_VECTOR_BYTES / 2)));
 typedef uint16_t VShort __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 typedef uint8_t VByte __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 
@@ -55,11 +56,12 @@ KVQ_INLINE VFloat swap_lanes(VFloat v) {
   return swapped;
 #endif
 }
-KVQ_INLINE float sum_lanes(VFloat v) {
-  if constexpr (kLanes > 8) v += swap_lanes<8>(v);
-  if constexpr (kLanes > 4) v += swap_lanes<4>(v);
-  v += swap_lanes<2>(v);
-  v += swap_lanes<1>(v);
+template <class V>
+KVQ_INLINE auto sum_lanes(V v) {
+  if constexpr (kLanes > 8) v += (V)swap_lanes<8>((VFloat)v);
+  if constexpr (kLanes > 4) v += (V)swap_lanes<4>((VFloat)v);
+  v += (V)swap_lanes<2>((VFloat)v);
+  v += (V)swap_lanes<1>((VFloat)v);
   return v[0];
 }
 KVQ_INLINE float max_lanes(VFloat v) {
