@@ -197,27 +197,17 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
   }
 }
 
-// The part of a page that the block will read, evenly spread over the steps of the dot products: `tokens` tokens with `codes` of them
-// in a step.
-Prefetch prefetch_of(const Block &block, const uint8_t *blob, size_t bytes, uint32_t tokens, uint32_t codes) {
-  const LayerShape &shape = *block.rows.call.shape;
-  const Kernels &kernels = block.run.kernels;
-  const auto ceil = [](uint32_t n, uint32_t d) { return (n + d - 1) / d; };
-  const uint32_t keys = ceil(shape.dim_k, codes) * ceil(tokens, kernels.lanes);
-  const uint32_t values = ceil(tokens, codes) * ceil(shape.dim_v, kernels.lanes);
-  const uint32_t steps = (keys + values) * ceil(block.run.rows, kernels.rows);
-  return {blob, blob + bytes, ceil(uint32_t(bytes / 64), steps)};
-}
-
+// The part of a page that the block will read.
 Prefetch prefetch_of(const Block &block, const PageView &view) {
   if (!view.page) return {};
   const uint32_t head = block.run.head;
+  const uint8_t *blob = static_cast<const uint8_t *>(view.page);
   if (view.format) {
     const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
-    return prefetch_of(block, format.blob(view.page, head), format.blob_bytes(head), format.page_tokens, 4);
+    return {format.blob(blob, head), format.blob(blob, head) + format.blob_bytes(head)};
   }
   const size_t bytes = raw_head_bytes(*block.rows.call.shape);
-  return prefetch_of(block, static_cast<const uint8_t *>(view.page) + head * bytes, bytes, kRawTokens, 1);
+  return {blob + head * bytes, blob + (head + 1) * bytes};
 }
 
 void attend_pages(const Block &block) {

@@ -45,20 +45,19 @@ struct Packing {
   uint32_t units, vectors;
 };
 
-// Cache lines that are fetched beside other work, a few with every step of it.
+// Cache lines that are fetched beside other work: one with every step over codes, two with every step over floats.
 struct Prefetch {
   const uint8_t *at, *end;
-  uint32_t step;  // lines
 };
 
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
-// Null pointers stand for 1; offset null for 0.  dot_codes: x holds one byte per element in words of four (i = 4 * quad + k is byte
+// Null pointers stand for 1; offset null for 0.  dot_codes: w is what quantize() made (every table its own way), x holds one byte per element in words of four (i = 4 * quad + k is byte
 // {0, 2, 1, 3}[k]), minus `bias`; depth counts quads.  Keys: i is a slot and a lane a token; values: i a token, a lane a slot.
 struct Dot {
   const void *x;
   size_t stride;           // bytes between quads (codes) or between i
   uint32_t depth, lanes, rows;
-  const void *w;           // int16 (codes) or float
+  const void *w;           // int16_t (codes) or float
   size_t w_stride;         // elements between rows
   const float *scale;      // [rows]
   const int32_t *sum;      // codes: [rows][sum_stride] sums of kSumSpan weights each
@@ -76,7 +75,7 @@ struct Dot {
 struct Quantize {
   const float *x, *s;  // s may be null
   uint32_t n;
-  int16_t *w;          // up to the next multiple of 4: zeros
+  int16_t *w;          // four at a time, in an order of the table's own; up to the next multiple of 4: zeros
   int16_t *fine;       // null, or the same of what rounding left, in steps of scale / 32768
   int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
   float scale, error;  // out; error: the sum of x[i] * s[i] - w[i] * scale
@@ -84,7 +83,6 @@ struct Quantize {
 
 struct Kernels {
   const char *name;
-  uint32_t rows, lanes;  // of the results that a step of dot_codes, and of the others, adds to
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
@@ -113,9 +111,9 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
-extern const Kernels *const kernels_avx2, *const kernels_avx512;
+extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512;
 
-// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avx512) if it runs here.
+// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avxvnni, avx512) if it runs here.
 const Kernels &select_kernels();
 
 }  // namespace kvq::cpu
