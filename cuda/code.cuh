@@ -3,6 +3,7 @@
 #include "codec/affine.h"
 #include "codec/polar_rules.h"
 #include "cuda/layout.h"
+#include "cuda/rows.h"
 
 namespace kvq::cuda {
 
@@ -16,16 +17,135 @@ __device__ inline uint32_t stream_code(const Region &region, const uint8_t *stre
   return value % region.levels;
 }
 
+// ---- fragments: the words of one tile
+
+// A code of a radix word: digit d of byte `byte` of word 4 * k + q, or a single (y = 15).
+__device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, uint32_t lane, uint32_t y, uint32_t q, uint32_t byte) {
+  const DigitShape r = digits_of(levels);
+  const auto bit = [&](BitPlace at) { return words[lane_word(r.words, lane, at.word)] >> at.bit & 1u; };
+  if (y == 15) {
+    uint32_t code = 0;
+    for (uint32_t b = 0; b < (levels == 3 ? 2 : 3); b++) code |= bit(single_bit(levels, q, byte, b)) << b;
+    return code;
+  }
+  const uint32_t i = 4 * (y / r.digits) + q;
+  uint32_t fraction = 0;
+  if (levels == 5 && i == 19)
+    for (uint32_t b = 0; b < 7; b++) fraction |= bit({b, 8 * byte}) << (b + 1);
+  else
+    fraction = words[lane_word(r.words, lane, i)] >> 8 * byte & (levels == 5 ? 0xfeu : 0xffu);
+  uint32_t number = fraction * r.power / 256;
+  for (uint32_t d = y % r.digits; d; d--) number /= levels;
+  return number % levels;
+}
+
 __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, uint32_t token, uint32_t slot) {
   const Place p = f.tensor ? value_place(token % kTile, slot) : key_place(token % kTile, slot);
-  const uint32_t width = f.width[p.unit];
-  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + token / kTile * f.tile_stride + f.unit[p.unit]);
-  uint32_t stored = 0;
-  for (uint32_t b = 0; b < width; b++) {
-    const BitPlace at = code_bit(width, f.book16, p.reg, p.byte, b);
-    stored |= (words[lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + token / kTile * f.tile_stride);
+  const uint32_t width = f.width[p.unit], y = 2 * p.unit + (p.reg & 1), q = p.reg / 2;
+  uint32_t code = 0;
+  switch (f.coding) {
+    case Coding::nibbles:
+      for (uint32_t b = 0; b < width; b++) {
+        const BitPlace at = code_bit(width, p.reg, p.byte, b);
+        code |= (words[p.unit * width * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+      }
+      return plain_code(f.book16, code);
+    case Coding::planes:
+      for (uint32_t plane = 0; 2 * plane < width; plane++) {
+        const uint32_t *at = words + 32 * plane_word(f, plane, p.unit);
+        const bool crumb = width >= 2 * plane + 2;
+        const uint32_t bits = crumb ? at[2 * p.lane + p.reg / 4] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u
+                                    : at[p.lane] >> (8 * p.byte + 2 * (p.reg % 4) + p.reg / 4) & 1u;
+        code |= bits << 2 * plane;
+      }
+      return code;
+    case Coding::crumbs:
+      return words[y / 4 * 128 + p.lane * 4 + q] >> (8 * p.byte + 2 * (y % 4)) & 3u;
+    default:
+      const QByte at = swizzle(f.swizzled, q, p.byte);
+      return radix_code(words, f.region[0].levels, p.lane, y, at.q, at.byte);
   }
-  return plain_code(f.book16, stored);
+}
+
+// The parts of a tile's words that a thread packs for a lane: units, or fours of y, or all.
+__device__ inline uint32_t tile_parts(const TensorFormat &f) {
+  return f.coding == Coding::radix ? 1 : f.coding == Coding::crumbs ? f.dim / 32 : f.dim / 16;
+}
+
+template <class Code>
+__device__ uint32_t radix_word(const TensorFormat &f, uint32_t word, Code &&code) {
+  const uint32_t levels = f.region[0].levels;
+  const DigitShape r = digits_of(levels);
+  const auto stored = [&](uint32_t y, uint32_t q, uint32_t byte) {
+    const QByte from = unswizzle(f.swizzled, q, byte);
+    return code(y / 2, 2 * from.q + (y & 1), from.byte);
+  };
+  const auto fraction = [&](uint32_t i, uint32_t byte) {
+    uint32_t number = 0;
+    for (uint32_t d = r.digits; d; d--) number = number * levels + stored(i / 4 * r.digits + d - 1, i % 4, byte);
+    return levels == 5 ? 2 * ((128 * number + r.power - 1) / r.power) : (256 * number + r.power - 1) / r.power;
+  };
+  uint32_t out = 0;
+  for (uint32_t byte = 0; byte < 4; byte++) {
+    if (word < 60 / r.digits) out |= fraction(word, byte) << 8 * byte;
+    if (levels == 5 && word < 7) out |= (fraction(19, byte) >> (word + 1) & 1u) << 8 * byte;
+    for (uint32_t q = 0; q < 4; q++)
+      for (uint32_t b = 0; b < (levels == 3 ? 2 : 3); b++) {
+        const BitPlace at = single_bit(levels, q, byte, b);
+        if (at.word == word) out |= (stored(15, q, byte) >> b & 1u) << at.bit;
+      }
+  }
+  return out;
+}
+
+// Pack a part for a lane; code(unit, reg, byte) is what is to be stored.
+template <class Code>
+__device__ void store_part(const TensorFormat &f, uint32_t *words, uint32_t part, uint32_t lane, Code &&code) {
+  uint32_t out[22] = {};
+  const uint32_t width = f.width[part], all = tile_words(f);
+  const auto for_codes = [&](auto &&put) {
+    for (uint32_t reg = 0; reg < 8; reg++)
+      for (uint32_t byte = 0; byte < 4; byte++) put(reg, byte, code(part, reg, byte));
+  };
+  switch (f.coding) {
+    case Coding::nibbles:
+      for_codes([&](uint32_t reg, uint32_t byte, uint32_t value) {
+        value = stored_code(f.book16, value);
+        for (uint32_t b = 0; b < width; b++) {
+          const BitPlace at = code_bit(width, reg, byte, b);
+          out[at.word] |= (value >> b & 1u) << at.bit;
+        }
+      });
+      for (uint32_t w = 0; w < width; w++) words[part * width * 32 + lane_word(width, lane, w)] = out[w];
+      return;
+    case Coding::planes:
+      for (uint32_t plane = 0; 2 * plane < width; plane++) {
+        const bool crumb = width >= 2 * plane + 2;
+        uint32_t *at = words + 32 * plane_word(f, plane, part);
+        out[0] = out[1] = 0;
+        for_codes([&](uint32_t reg, uint32_t byte, uint32_t value) {
+          value = value >> 2 * plane & 3u;
+          if (crumb)
+            out[reg / 4] |= value << (8 * byte + 2 * (reg % 4));
+          else
+            out[0] |= value << (8 * byte + 2 * (reg % 4) + reg / 4);
+        });
+        at[crumb ? 2 * lane : lane] = out[0];
+        if (crumb) at[2 * lane + 1] = out[1];
+      }
+      return;
+    case Coding::crumbs:
+      for (uint32_t half = 0; half < 2; half++)
+        for (uint32_t reg = 0; reg < 8; reg++)
+          for (uint32_t byte = 0; byte < 4; byte++)
+            out[reg / 2] |= code(2 * part + half, reg, byte) << (8 * byte + 4 * half + 2 * (reg & 1));
+      for (uint32_t q = 0; q < 4; q++) words[part * 128 + lane * 4 + q] = out[q];
+      return;
+    default:
+      for (uint32_t w = 0; w < all; w++) out[w] = radix_word(f, w, code);  // before any is written: code() may read them
+      for (uint32_t w = 0; w < all; w++) words[lane_word(all, lane, w)] = out[w];
+  }
 }
 
 // Place of `slot` in a region's stream.
@@ -54,7 +174,7 @@ __device__ inline uint32_t page_code(const TensorFormat &f, const uint8_t *blob,
 
 // Offset in the blob of parameter i of a token (rows) or of the whole page (columns: (group * dim + slot) * 2 + {s, z}).
 __device__ inline uint32_t row_param(const TensorFormat &f, uint32_t token, uint32_t i) {
-  if (f.family == Family::raw) return f.params + (token * f.dim + i) * 2;
+  if (f.family == Family::raw) return f.params + (token * f.dim + raw_place(f.dim, i)) * 2;
   if (f.layout == Layout::streams) return f.params + (token * f.row_params + i) * f.param_bytes;
   return f.params + token / kTile * f.params_stride + (row_place(token % kTile) * f.row_params + i) * f.param_bytes;
 }

@@ -72,23 +72,16 @@ __device__ void place_upper(const Job &job, const uint8_t *boosted) {
 
 __device__ void place_fragments(const Job &job) {
   const TensorFormat &f = job.f;
-  const uint32_t tiles = f.page_tokens / kTile;
-  for (uint32_t i = threadIdx.x; i < tiles * kUnits * 32; i += blockDim.x) {
-    const uint32_t tile = i / (kUnits * 32), unit = i / 32 % kUnits, lane = i % 32, width = f.width[unit];
-    if (width == 0 || (tile + 1) * kTile <= job.first || tile * kTile >= job.first + job.count) continue;
-    uint32_t words[6] = {};
-    for (uint32_t reg = 0; reg < 8; reg++)
-      for (uint32_t byte = 0; byte < 4; byte++) {
-        const uint32_t token = tile * kTile + (f.tensor ? value_token(reg, lane, byte) : key_token(reg, lane));
-        const uint32_t slot = f.tensor ? value_channel(unit, reg, lane) : key_slot(unit, lane, byte);
-        const uint32_t code = stored_code(f.book16, job.code(region_of(f, slot), token, slot));
-        for (uint32_t b = 0; b < width; b++) {
-          const BitPlace at = code_bit(width, f.book16, reg, byte, b);
-          words[at.word] |= (code >> b & 1u) << at.bit;
-        }
-      }
-    uint32_t *to = reinterpret_cast<uint32_t *>(job.blob + f.codes + tile * f.tile_stride + f.unit[unit]);
-    for (uint32_t w = 0; w < width; w++) to[lane_word(width, lane, w)] = words[w];
+  const uint32_t tiles = f.page_tokens / kTile, parts = tile_parts(f);
+  for (uint32_t i = threadIdx.x; i < tiles * parts * 32; i += blockDim.x) {
+    const uint32_t tile = i / (parts * 32), part = i / 32 % parts, lane = i % 32;
+    if ((tile + 1) * kTile <= job.first || tile * kTile >= job.first + job.count) continue;
+    uint32_t *words = reinterpret_cast<uint32_t *>(job.blob + f.codes + tile * f.tile_stride);
+    store_part(f, words, part, lane, [&](uint32_t unit, uint32_t reg, uint32_t byte) {
+      const uint32_t token = tile * kTile + (f.tensor ? value_token(reg, lane, byte) : key_token(reg, lane));
+      const uint32_t slot = f.tensor ? value_channel(unit, reg, lane) : key_slot(unit, lane, byte);
+      return job.code(region_of(f, slot), token, slot);
+    });
   }
 }
 
