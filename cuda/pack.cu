@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kMaxPackThreads, 3) pack_kernel(const __grid_c
     load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
     encode(tile);
     place(tile);
-    __syncthreads();
+    if (job + gridDim.x < jobs) __syncthreads();
   }
 }
 
