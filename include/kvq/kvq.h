@@ -186,7 +186,7 @@ typedef struct kvq_tensor {
   int64_t head_stride;  /* elements between heads; 0: packed, channels */
 } kvq_tensor;
 
-/* A chunk of a prompt, for one layer. */
+/* A chunk of a prompt, for one layer.  Where the policy ranks by queries (pnmix, blockgtq, kvq-*) the first prompt needs Q. */
 typedef struct kvq_prefill {
   uint32_t struct_size;
   uint32_t layer;       /* layer index; KVQ_ALL_LAYERS with n_tokens = 0: only the flags, for all layers */
@@ -195,17 +195,15 @@ typedef struct kvq_prefill {
   uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
-  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics (pnmix, blockgtq and kvq-* need it in the
-                           first prompt); NULL: none */
+  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
 #define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
 
-/* Options of kvq_attend. */
+/* Options of kvq_attend.  A window that reaches tokens which have been given back (kvq_seq_truncate) is INVALID. */
 typedef struct kvq_attend_options {
   uint32_t struct_size;
-  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions.  INVALID if that
-                           reaches tokens that have been given back (kvq_seq_truncate) */
+  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions */
   float scale;          /* of the logits; 0: 1/sqrt(dim_k) */
   float softcap;        /* 0: none; else logits become softcap * tanh(logit / softcap), after `scale` */
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
