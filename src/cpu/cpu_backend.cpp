@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/attend.h"
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
-#include "cpu/pool.h"
 #include "cpu/raw_page.h"
+#include "cpu/schedule.h"
 #include "policy/policy.h"
 #include "util/entry.h"
 
@@ -16,53 +15,6 @@ namespace cpu {
 namespace {
 
 constexpr size_t kPageAlign = 64;
-
-// One slice per thread, in one block.
-class CpuWorkspace final : public Workspace {
- public:
-  CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads)
-      : dims(dims), memory_(memory), slices_(threads, memory) {
-    Slice probe;
-    const size_t each = arrange_slice(dims, nullptr, &probe);
-    bytes = each * threads;
-    block_ = static_cast<char *>(memory->allocate(bytes, kPageAlign));
-    std::memset(block_, 0, bytes);
-    for (uint32_t i = 0; i < threads; i++) arrange_slice(dims, block_ + i * each, &slices_[i]);
-  }
-  ~CpuWorkspace() override { memory_->deallocate(block_, bytes, kPageAlign); }
-  Slice &slice(uint32_t thread) { return slices_[thread]; }
-  const Dims dims;
-
- private:
-  std::pmr::memory_resource *memory_;
-  Vector<Slice> slices_;
-  char *block_ = nullptr;
-};
-
-// An attention call, cut into blocks of rows that any thread may take.
-struct Work {
-  const AttendCall &call;
-  const Kernels &kernels;
-  const Tables &tables;
-  CpuWorkspace &workspace;
-
-  uint32_t ratio() const { return call.shape->q_heads / call.shape->kv_heads; }
-  uint32_t blocks(const AttendSequence &sequence) const { return (sequence.n_queries * ratio() + kRows - 1) / kRows; }
-
-  static void run(void *self, uint32_t item, uint32_t thread) {
-    const Work &work = *static_cast<Work *>(self);
-    for (const AttendSequence &sequence : work.call.sequences) {
-      const uint32_t blocks = work.blocks(sequence), items = blocks * work.call.shape->kv_heads;
-      if (item >= items) {
-        item -= items;
-        continue;
-      }
-      const uint32_t first = item % blocks * kRows, rows = sequence.n_queries * work.ratio();
-      const RowBlock block{work.call, sequence, item / blocks, first, std::min(kRows, rows - first)};
-      return attend_rows(work.kernels, work.tables, work.workspace.dims, block, work.workspace.slice(thread));
-    }
-  }
-};
 
 class CpuBackend final : public Backend {
  public:
@@ -253,10 +205,7 @@ Status CpuBackend::check_queries(const AttendCall &call, const AttendSequence &s
 
 Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
   for (const AttendSequence &sequence : call.sequences) KVQ_TRY(check_queries(call, sequence));
-  Work work{call, kernels_, tables_, static_cast<CpuWorkspace &>(*workspace)};
-  uint32_t items = 0;
-  for (const AttendSequence &sequence : call.sequences) items += work.blocks(sequence) * call.shape->kv_heads;
-  pool_.run(items, Work::run, &work);
+  attend_all(kernels_, tables_, call, static_cast<CpuWorkspace &>(*workspace), pool_);
   return KVQ_OK;
 }
 
