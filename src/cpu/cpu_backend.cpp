@@ -65,6 +65,7 @@ class CpuBackend final : public Backend {
     read_rows(static_cast<const CpuPageFormat &>(format), page, head, tensor, first, count, block);
   }
 
+  void expect_callers(uint32_t callers) override { callers_ = callers; }
   std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) override;
   Status attend(const AttendCall &call, Workspace *workspace) override;
 
@@ -77,6 +78,7 @@ class CpuBackend final : public Backend {
   const Kernels &kernels_;
   const Loops &loops_;
   const Tables tables_;
+  uint32_t callers_ = 1;
   Pool pool_;
 };
 
@@ -187,20 +189,19 @@ std::shared_ptr<Workspace> CpuBackend::make_workspace(std::span<const LayerShape
   Dims dims;
   for (const LayerShape &shape : layers) dims.k = std::max(dims.k, shape.dim_k), dims.v = std::max(dims.v, shape.dim_v);
   pool_.prepare();
-  return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads());
+  return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads(), callers_);
 }
 
-// Refuse non-finite queries; check_rows finds the words.
+// Refuse non-finite queries.
 Status CpuBackend::check_queries(const AttendCall &call, const AttendSequence &sequence) {
   const LayerShape &shape = *call.shape;
-  bool finite = call.q->dtype == KVQ_DTYPE_F32;
-  for (uint32_t i = 0; finite && i < sequence.n_queries; i++)
-    for (uint32_t head = 0; finite && head < shape.q_heads; head++) {
-      const void *row = tensor_row(*call.q, uint64_t(sequence.first_query) + i, head, shape.q_heads, shape.dim_k);
-      finite = kernels_.all_finite(static_cast<const float *>(row), shape.dim_k);
-    }
+  const uint32_t ratio = shape.q_heads / shape.kv_heads, first = call.head_first * ratio, end = first + call.heads() * ratio;
   uint64_t ignored = 0;
-  return finite ? KVQ_OK : check_rows(*call.q, sequence.first_query, sequence.n_queries, shape.q_heads, shape.dim_k, "q", &ignored);
+  for (uint32_t i = 0; i < sequence.n_queries; i++)
+    for (uint32_t head = first; head < end; head++)
+      KVQ_TRY(cpu::check_row(loops_, *call.q, uint64_t(sequence.first_query) + i, head, shape.q_heads, shape.dim_k, "q",
+                             call.saturated ? call.saturated : &ignored));
+  return KVQ_OK;
 }
 
 Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {

@@ -5,8 +5,8 @@
 
 namespace kvq::cpu {
 
-CpuWorkspace::CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads)
-    : dims(dims), memory_(memory), slices_(threads, memory), parts_(threads > 1 ? kMostParts : 1, memory) {
+CpuWorkspace::CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads, uint32_t callers)
+    : dims(dims), memory_(memory), slices_(std::max(threads, callers), memory), parts_(threads > 1 ? kMostParts : callers, memory) {
   const auto rounded = [](size_t n) { return (n + kAlign - 1) / kAlign * kAlign; };
   Slice slice;
   Collected part;
@@ -34,25 +34,23 @@ struct Work {
   const AttendCall &call;
   CpuWorkspace &workspace;
   std::span<const AttendSequence> sequences;
+  bool alone;  // the thread that begins a block of rows does all of its parts
 
   uint32_t ratio() const { return call.shape->q_heads / call.shape->kv_heads; }
-  // With one part in the workspace, the thread that begins a block of rows does all of its parts.
-  bool alone() const { return workspace.parts() == 1; }
-
   Cut cut(const AttendSequence &sequence) const {
     const uint32_t blocks = (sequence.n_queries * ratio() + kRows - 1) / kRows, heads = call.shape->kv_heads;
     const uint64_t seen = call.window ? std::min<uint64_t>(sequence.length, uint64_t(call.window) + sequence.n_queries) : sequence.length;
-    return {blocks, heads, part_count(seen, sequence.pages.count, blocks * heads)};
+    return {blocks, call.heads(), part_count(seen, sequence.pages.count, blocks * heads)};
   }
 
   RowBlock block(const AttendSequence &sequence, const Cut &cut, uint32_t number) const {
     const uint32_t first = number % cut.blocks * kRows, rows = sequence.n_queries * ratio();
-    return {call, sequence, number / cut.blocks, first, std::min(kRows, rows - first)};
+    return {call, sequence, call.head_first + number / cut.blocks, first, std::min(kRows, rows - first)};
   }
 
   void whole(const RowBlock &rows, const Cut &cut, Slice &slice) const {
     if (cut.parts == 1) return attend_rows(kernels, tables, workspace.dims, rows, slice);
-    const Collected &sum = workspace.part(0), own = collected(slice);
+    const Collected &sum = workspace.part(call.caller), own = collected(slice);
     for (uint32_t p = 0; p < cut.parts; p++) {
       attend_part(kernels, tables, workspace.dims, rows, {p, cut.parts}, slice);
       if (p == 0)
@@ -66,14 +64,14 @@ struct Work {
 
   // One item of a pool: a block of rows, or a part of one, which `first` says where to keep.
   void item(const AttendSequence &sequence, const Cut &cut, uint32_t item, uint32_t first, Slice &slice) const {
-    if (alone() || cut.parts == 1) return whole(block(sequence, cut, item), cut, slice);
+    if (alone || cut.parts == 1) return whole(block(sequence, cut, item), cut, slice);
     const RowBlock rows = block(sequence, cut, item / cut.parts);
     attend_part(kernels, tables, workspace.dims, rows, {item % cut.parts, cut.parts}, slice);
     copy_rows(workspace.dims, rows.count, collected(slice), workspace.part(first + item));
   }
 
-  uint32_t items(const Cut &cut) const { return alone() ? cut.blocks * cut.heads : cut.items(); }
-  uint32_t kept(const Cut &cut) const { return alone() || cut.parts == 1 ? 0 : cut.items(); }
+  uint32_t items(const Cut &cut) const { return alone ? cut.blocks * cut.heads : cut.items(); }
+  uint32_t kept(const Cut &cut) const { return alone || cut.parts == 1 ? 0 : cut.items(); }
 
   static void run(void *self, uint32_t number, uint32_t thread) {
     const Work &work = *static_cast<Work *>(self);
@@ -106,7 +104,8 @@ struct Work {
 }  // namespace
 
 void attend_all(const Kernels &kernels, const Tables &tables, const AttendCall &call, CpuWorkspace &workspace, Pool &pool) {
-  Work work{kernels, tables, call, workspace, call.sequences};
+  const bool by_caller = call.heads() < call.shape->kv_heads;
+  Work work{kernels, tables, call, workspace, call.sequences, by_caller || pool.threads() == 1};
   for (size_t begin = 0; begin < call.sequences.size();) {
     size_t end = begin;
     uint32_t items = 0, kept = 0;
@@ -116,7 +115,10 @@ void attend_all(const Kernels &kernels, const Tables &tables, const AttendCall &
       kept += work.kept(cut), items += work.items(cut);
     }
     work.sequences = call.sequences.subspan(begin, end - begin);
-    pool.run(items, Work::run, &work);
+    if (work.alone)
+      for (uint32_t i = 0; i < items; i++) Work::run(&work, i, call.caller);
+    else
+      pool.run(items, Work::run, &work);
     work.finish();
     begin = end;
   }

@@ -5,13 +5,13 @@
 
 namespace kvq::cpu {
 
-// A slice per thread, and room for the parts of one sequence, in one block.
+// A slice per thread or caller, and room for the parts of one sequence, in one block.
 class CpuWorkspace final : public Workspace {
  public:
-  CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads);
+  CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads, uint32_t callers);
   ~CpuWorkspace() override { memory_->deallocate(block_, bytes, kAlign); }
   Slice &slice(uint32_t thread) { return slices_[thread]; }
-  // A lone thread adds every part at once and needs one.
+  // A lone thread or caller adds every part at once and needs one.
   uint32_t parts() const { return uint32_t(parts_.size()); }
   const Collected &part(uint32_t i) const { return parts_[i]; }
   const Dims dims;
