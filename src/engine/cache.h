@@ -25,7 +25,7 @@ struct CacheConfig {
   std::span<const LayerShape> shapes;
   const char *recipe;
   const kvq_recipe_data *data;  // or nullptr
-  uint32_t backend_number, callers, max_sequences;
+  uint32_t backend_number, callers = 1, max_sequences;
   uint64_t max_bytes, max_tokens;
   const kvq_allocator *allocator;
   void *log_user;

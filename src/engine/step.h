@@ -104,7 +104,7 @@ struct AttendInput {
   uint32_t window;  // as in kvq_attend_options
   float scale, softcap;
   const float *sinks;
-  uint32_t head_first, head_count;  // KV heads
+  uint32_t head_first = 0, head_count = 0;  // KV heads; 0: all
 };
 
 }  // namespace kvq

@@ -39,9 +39,14 @@ class User {
     for (size_t i = 0; i < calls && faults->count == 0; ++i) {
       const size_t which = random_.below(seqs_.size());
       switch (random_.below(10)) {
-        case 0: replace_by_fork(which, faults); break;
-        case 1: cut(seqs_[which], faults); break;
-        default: step(seqs_[which], ids(uint32_t(random_.below(90)), 1 + random_.below(5)), faults);
+        case 0:
+          replace_by_fork(which, faults);
+          break;
+        case 1:
+          cut(seqs_[which], faults);
+          break;
+        default:
+          step(seqs_[which], ids(uint32_t(random_.below(90)), 1 + random_.below(5)), faults);
       }
     }
   }
@@ -69,8 +74,10 @@ class User {
       const Floats values = out.values();
       results_.insert(results_.end(), values.begin(), values.begin() + 4);
     }
-    if (random_.below(5) == 0) faults->ok(kvq_step_abort(cache_, id));
-    else faults->ok(kvq_step_end(cache_, id, nullptr, nullptr));
+    if (random_.below(5) == 0)
+      faults->ok(kvq_step_abort(cache_, id));
+    else
+      faults->ok(kvq_step_end(cache_, id, nullptr, nullptr));
   }
   void replace_by_fork(size_t which, Faults *faults) {
     kvq_seq child = 0;
@@ -190,8 +197,10 @@ TEST_CASE("readers of one sequence in one step, and one step by many threads, en
       for (int i = 0; i < 200; ++i) {
         Tensor out(1, 4, 64, KVQ_DTYPE_F32, Lay::packed);
         const int32_t status = kvq_attend(m.cache, step, 0, q.view(), out.view(), nullptr, nullptr, nullptr);
-        if (status == KVQ_OK) ++(same_bits(out.values(), want.out[0]) ? good : wrong);
-        else if (status != KVQ_E_BUSY) ++wrong;
+        if (status == KVQ_OK)
+          ++(same_bits(out.values(), want.out[0]) ? good : wrong);
+        else if (status != KVQ_E_BUSY)
+          ++wrong;
       }
     });
   for (std::thread &thread : threads) thread.join();
