@@ -167,7 +167,7 @@ typedef struct kvq_config {
   uint64_t max_bytes;       /* limit of bytes_used; 0: none.  Beyond it calls return KVQ_E_FULL */
   uint64_t max_tokens;      /* limit of tokens of one sequence; 0: 2^32 - 1, which is the most */
   uint32_t max_sequences;   /* sequences that exist, and steps that are open, at once: at most 2^20; 0: 4096 */
-  uint32_t reserved;
+  uint32_t n_callers;       /* kvq_attend calls over head ranges that may run at once in one step: at most 64; 0: 1.  CPU only */
   const kvq_allocator *allocator; /* NULL: malloc and free.  Copied: the struct may go, `user` must live as long as the cache */
   void *log_user;
   void (*log)(void *user, int32_t level, const char *message); /* NULL: silent.  Called by the thread that makes the call */
@@ -207,6 +207,8 @@ typedef struct kvq_attend_options {
   float scale;          /* of the logits; 0: 1/sqrt(dim_k) */
   float softcap;        /* 0: none; else logits become softcap * tanh(logit / softcap), after `scale` */
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
+  uint32_t head_first;  /* with head_count: only KV heads [head_first, head_first + head_count), and the query heads that share them */
+  uint32_t head_count;  /* 0: all heads; head_first must be 0 then */
 } kvq_attend_options;
 
 /* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0.  Tokens that drop-tokens has
@@ -407,9 +409,14 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * In: q [N][q_heads][dim_k] (enters by rule 1.4); options or NULL.
  * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32, in the same memory as out, or NULL.  Neither may overlap
  * an input.
- * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.
+ * A runtime with threads of its own can share the work out by heads (options): such a call reads and writes only the rows of its heads
+ * in q, out, lse and sinks, which are given whole all the same, and its results are the bits of a call for all heads.
+ * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.  Up to n_callers
+ * calls over head ranges may run at once in a step that is not QUERY_ONLY, if no two write the same heads of the same layer; each
+ * runs in the thread that makes it.
  * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
- * been given back), NONFINITE, STALE, STATE (the layer's append is missing), BUSY.  Since 0.1. */
+ * been given back), NONFINITE, STALE, STATE (the layer's append is missing), BUSY, UNSUPPORTED (a head range on the CUDA backend).
+ * Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);
 

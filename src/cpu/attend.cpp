@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cpu/decode.h"
+#include "cpu/parts.h"
 #include "util/entry.h"
 #include "util/fp.h"
 
@@ -56,14 +57,14 @@ Sight sight_of(const Block &block, uint32_t row) {
   return {window && high > window ? high - window : 0, high};
 }
 
-void begin(Block *block) {
+void begin(Block *block, bool first) {
   Slice &slice = block->run.slice;
   slice.domains = slice.oldest = 0;
   for (uint32_t r = 0; r < block->run.rows; r++) {
     load_query(*block, r);
     block->sight[r] = sight_of(*block, r);
     const float *sinks = block->rows.call.sinks;
-    const float sink = sinks ? sinks[block->q_head(r)] * kLog2e : kNothing;
+    const float sink = sinks && first ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
     slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
     slice.doubt[r] = {};
@@ -77,13 +78,8 @@ void begin(Block *block) {
 void raise(const Run &run, uint32_t row, float reference) {
   Slice &slice = run.slice;
   const float factor = std::exp2(slice.reference[row] - reference);
-  slice.reference[row] = reference;
-  slice.denominator[row] *= factor;
-  slice.doubt[row].sum *= double(factor) * factor;
-  slice.doubt[row].power *= factor * factor;
-  slice.doubt[row].tile *= factor * factor;
+  raise_row(run.dims, collected(slice), row, reference);
   const size_t stride = run.dims.output();
-  for (uint32_t c = 0; c < stride; c++) slice.out[row * stride + c] *= factor;
   for (uint32_t d = 0; d < slice.domains; d++)
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
 }
@@ -210,12 +206,13 @@ Prefetch prefetch_of(const Block &block, const PageView &view) {
   return {blob + head * bytes, blob + (head + 1) * bytes};
 }
 
-void attend_pages(const Block &block) {
+void attend_pages(const Block &block, PartOf part) {
   const PageList &pages = block.rows.sequence.pages;
   const uint32_t layer = block.rows.call.layer;
-  PageView view = pages.count ? pages.get(pages.self, layer, 0) : PageView{};
-  for (size_t i = 0; i < pages.count; i++) {
-    const PageView next = i + 1 < pages.count ? pages.get(pages.self, layer, i + 1) : PageView{};
+  const size_t begin = pages.count * part.number / part.parts, end = pages.count * (part.number + 1) / part.parts;
+  PageView view = begin < end ? pages.get(pages.self, layer, begin) : PageView{};
+  for (size_t i = begin; i < end; i++) {
+    const PageView next = i + 1 < end ? pages.get(pages.self, layer, i + 1) : PageView{};
     Tile page{};
     see_page(block, view, &page);
     block.run.slice.prefetch = prefetch_of(block, next);
@@ -272,13 +269,18 @@ bool is_certain_row(const Run &run, uint32_t dim, uint32_t row) {
   return run.precise || is_certain(run.slice.doubt[row], dim, run.kernels.dot_product(out, out, round16(dim)));
 }
 
-// Finish the rows that are certain.
-void run_rows(const Run &run, const RowBlock &rows, bool *certain) {
+void collect(const Run &run, const RowBlock &rows, PartOf part) {
   const LayerShape &shape = *rows.call.shape;
   Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
-  begin(&block);
-  attend_pages(block);
+  begin(&block, part.number == 0);
+  attend_pages(block, part);
   close_domains(run);
+}
+
+// Finish the rows that are certain.
+void finish(const Run &run, const RowBlock &rows, bool *certain) {
+  const LayerShape &shape = *rows.call.shape;
+  const Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
   for (uint32_t r = 0; r < run.rows; r++) {
     certain[r] = is_certain_row(run, shape.dim_v, r);
     if (certain[r]) finish_row(block, r);
@@ -287,15 +289,28 @@ void run_rows(const Run &run, const RowBlock &rows, bool *certain) {
 
 float unit_of(const AttendCall &call) { return call.softcap > 0 ? 1.0f : kLn2; }
 
+constexpr PartOf kAll{0, 1};
+
 }  // namespace
 
 void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
+  attend_part(kernels, tables, dims, rows, kAll, slice);
+  finish_rows(kernels, tables, dims, rows, slice);
+}
+
+void attend_part(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, PartOf part, Slice &slice) {
+  collect(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, part);
+}
+
+void finish_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
   bool certain[kRows];
-  run_rows(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, certain);
+  finish(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, certain);
   for (uint32_t r = 0; r < rows.count; r++) {
     if (certain[r]) continue;
     const RowBlock row{rows.call, rows.sequence, rows.head, rows.first + r, 1};
-    run_rows(Run{kernels, tables, dims, slice, 1, rows.head, unit_of(rows.call), true}, row, &certain[r]);
+    const Run precise{kernels, tables, dims, slice, 1, rows.head, unit_of(rows.call), true};
+    collect(precise, row, kAll);
+    finish(precise, row, &certain[r]);
   }
 }
 

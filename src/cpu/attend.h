@@ -121,4 +121,11 @@ struct RowBlock {
 };
 void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, Slice &slice);
 
+// The same in parts (parts.h): collect over part `number` of the sequence's pages; finish what the slice holds of all of them.
+struct PartOf {
+  uint32_t number, parts;
+};
+void attend_part(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, PartOf part, Slice &slice);
+void finish_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, Slice &slice);
+
 }  // namespace kvq::cpu
