@@ -91,11 +91,17 @@ void line_up(const TensorLayout &layout, const uint8_t *params, const float *slo
   }
 }
 
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights) {
-  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum, 0.0f, 0.0f};
-  run.kernels.quantize(&quantize);
-  weights->scale[row] = quantize.scale;
-  weights->error[row] = quantize.error;
+void weigh(const Run &run, Quantize quantize, RowWeights *weights) {
+  const uint32_t row = quantize.row;
+  quantize.w_stride = run.dims.weights();
+  quantize.sum = weights->sum[row];
+  quantize.sum_stride = RowWeights::kSpans;
+  quantize.fine_sum = weights->fine_sum;
+  quantize.scale = weights->scale + row;
+  quantize.error = weights->error + row;
+  quantize.power = weights->power + row;
+  quantize.total = weights->total + row;
+  run.kernels.quantize(quantize);
 }
 
 float squares(const Run &run, const float *x, uint32_t n) {
@@ -110,6 +116,12 @@ float largest(const Run &run, const float *x, uint32_t n) {
   return most;
 }
 
+float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last) {
+  const uint32_t low = tile.low[row], high = tile.high[row];
+  if (row > 0 && low == tile.low[row - 1] && high == tile.high[row - 1]) return last;
+  return low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
+}
+
 void dot_weighted(const Run &run, const RowWeights &weights, const Plane &plane, float factor, Dot dot) {
   float scale[kRows];
   const uint32_t first = plane.fine ? plane.row : 0;
@@ -121,7 +133,7 @@ void dot_weighted(const Run &run, const RowWeights &weights, const Plane &plane,
   dot.prefetch = &run.slice.prefetch;
   dot.out += first * dot.out_stride;
   if (plane.fine) {
-    scale[0] /= 32768.0f;
+    scale[0] /= kFineSteps;
     dot.w = plane.fine;
     dot.sum = weights.fine_sum;
     dot.offset = nullptr;
