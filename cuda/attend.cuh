@@ -13,26 +13,26 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
 struct Item {
   const SequenceEntry *sequence;
-  uint32_t head, block, split, rows;  // rows that exist in the block, at most kRows
+  uint32_t head, split, first_row, rows;  // rows that exist in it, of all (query, head) pairs of a sequence
   uint32_t index, group;
 };
 
 __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
+  const ShareEntry &share = plan.shares[index / a.kv_heads];
   Item item;
-  item.sequence = plan.sequences + plan.owners[index / a.kv_heads];
-  const uint32_t inside = index - item.sequence->item_begin, splits = item.sequence->splits;
-  item.head = inside % a.kv_heads;
-  item.split = inside / a.kv_heads % splits;
-  item.block = inside / a.kv_heads / splits;
-  item.rows = min(kRows, item.sequence->n_queries * a.ratio - item.block * kRows);
+  item.sequence = plan.sequences + share.sequence;
+  item.head = index % a.kv_heads;
+  item.split = share.split;
+  item.first_row = share.block * plan.item_rows;
+  item.rows = min(plan.item_rows, item.sequence->n_queries * a.ratio - item.first_row);
   item.index = index;
-  item.group = item.sequence->group_begin + item.block * a.kv_heads + item.head;
+  item.group = item.sequence->group_begin + share.block * a.kv_heads + item.head;
   return item;
 }
 
-__device__ inline uint32_t row_query(const Item &item, const AttendArguments &a, uint32_t row) { return (item.block * kRows + row) / a.ratio; }
+__device__ inline uint32_t row_query(const Item &item, const AttendArguments &a, uint32_t row) { return (item.first_row + row) / a.ratio; }
 __device__ inline uint32_t row_head(const Item &item, const AttendArguments &a, uint32_t row) {
-  return item.head * a.ratio + (item.block * kRows + row) % a.ratio;
+  return item.head * a.ratio + (item.first_row + row) % a.ratio;
 }
 
 // Positions that a row sees: [begin, end).
@@ -116,17 +116,55 @@ __device__ inline void store_output(const DeviceTensor &x, int64_t at, float val
     static_cast<float *>(data)[at] = value;
 }
 
-// Results of a whole block of threads: o [kRows][dim_v], ml [kRows][2] in shared memory.  With several splits they go to memory, and
-// the block that comes last adds all of them in the order of splits.  `final` brings o (complete sums) to channels.
-template <class Final>
-__device__ void finish_item(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, Final &&final) {
+// Sums of all splits of a group, in the order of splits, by the block that came last.  weights: [kRowsOf][kMaxSplits] in shared memory.
+template <uint32_t kRowsOf>
+__device__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights) {
+  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
+  const size_t step = size_t(a.kv_heads) * size;
+  for (uint32_t row = warp; row < kRowsOf; row += blockDim.x / 32) {
+    float m[kMaxSplits / 32], l[kMaxSplits / 32], top = -1e30f, sum = 0;  // top: below every logit
+#pragma unroll
+    for (uint32_t k = 0; k < kMaxSplits / 32; k++) {
+      const uint32_t s = 32 * k + lane;
+      const float2 state = s < splits ? __ldcg(reinterpret_cast<const float2 *>(all + s * step + kRowsOf * a.dim_v + 2 * row)) : make_float2(-INFINITY, 0);
+      m[k] = state.x, l[k] = state.y, top = fmaxf(top, m[k]);
+    }
+    for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+#pragma unroll
+    for (uint32_t k = 0; k < kMaxSplits / 32; k++) {
+      const float w = exp2_fast(m[k] - top);  // 0 for a split that saw nothing
+      weights[row * kMaxSplits + 32 * k + lane] = w;
+      sum = fmaf(w, l[k], sum);
+    }
+    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) ml[2 * row] = sum > 0 ? top : -INFINITY, ml[2 * row + 1] = sum;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kRowsOf * a.dim_v / 2; i += blockDim.x) {
+    const float *w = weights + 2 * i / a.dim_v * kMaxSplits;
+    float2 sum = make_float2(0, 0);
+#pragma unroll 16
+    for (uint32_t s = 0; s < splits; s++) {
+      const float2 x = __ldcg(reinterpret_cast<const float2 *>(all + s * step) + i);
+      sum.x = fmaf(w[s], x.x, sum.x), sum.y = fmaf(w[s], x.y, sum.y);
+    }
+    o[2 * i] = sum.x, o[2 * i + 1] = sum.y;
+  }
+  __syncthreads();
+}
+
+// Results of a whole block of threads: o [rows][dim_v], ml [rows][2] in shared memory.  With several splits they go to memory, and
+// the block that comes last adds all of them.  `final` brings o (complete sums) to channels.
+template <uint32_t kRowsOf, class Final>
+__device__ void finish_item(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights, Final &&final) {
   __shared__ uint32_t is_last;
-  const uint32_t splits = item.sequence->splits, size = kRows * (a.dim_v + 2);
+  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2);
   __syncthreads();
   if (splits > 1) {
     float *mine = plan.partials + size_t(item.index) * size;
-    for (uint32_t i = threadIdx.x; i < kRows * a.dim_v; i += blockDim.x) __stcg(mine + i, o[i]);
-    if (threadIdx.x < 2 * kRows) __stcg(mine + kRows * a.dim_v + threadIdx.x, ml[threadIdx.x]);
+    for (uint32_t i = threadIdx.x; i < kRowsOf * a.dim_v; i += blockDim.x) __stcg(mine + i, o[i]);
+    if (threadIdx.x < 2 * kRowsOf) __stcg(mine + kRowsOf * a.dim_v + threadIdx.x, ml[threadIdx.x]);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -136,23 +174,7 @@ __device__ void finish_item(const Plan &plan, const AttendArguments &a, const It
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
-    const size_t step = size_t(a.kv_heads) * size;
-    for (uint32_t i = threadIdx.x; i < kRows * a.dim_v; i += blockDim.x) {
-      const uint32_t row = i / a.dim_v, state = kRows * a.dim_v + 2 * row;
-      float m = -1e30f, l = 0, sum = 0;  // below every logit
-#pragma unroll 8
-      for (uint32_t s = 0; s < splits; s++) m = fmaxf(m, __ldcg(all + s * step + state));
-#pragma unroll 8
-      for (uint32_t s = 0; s < splits; s++) {
-        const float w = exp2_fast(__ldcg(all + s * step + state) - m);  // 0 for a split that saw nothing
-        l = fmaf(w, __ldcg(all + s * step + state + 1), l);
-        sum = fmaf(w, __ldcg(all + s * step + i), sum);
-      }
-      o[i] = sum;
-      if (i % a.dim_v == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
-    }
-    __syncthreads();
+    merge_splits<kRowsOf>(plan, a, item, o, ml, weights);
   }
   final();
   __syncthreads();

@@ -1,47 +1,33 @@
 #include "cuda/attend_fast.h"
 
-#include <cuda_fp16.h>
-
-#include "cuda/fused_kernel.cuh"
-
 namespace kvq::cuda {
 
 namespace {
 
-using Launch = cudaError_t (*)(const AttendArguments &, const LayerLaunch &, uint32_t, cudaStream_t);
-
-// The kernels that are built: keys x values.  What is not here goes the general way.
-struct Built {
-  KeyPath keys;
-  ValuePath values;
-  Launch launch;
-};
-constexpr Built kBuilt[] = {
-    {KeyPath::book2, ValuePath::book2, launch_fused<BookKeys<2>, RowValues<2, false>>},
-    {KeyPath::book3, ValuePath::book3, launch_fused<BookKeys<3>, RowValues<3, false>>},
-    {KeyPath::book4, ValuePath::book4, launch_fused<BookKeys<4>, RowValues<4, false>>},
-    {KeyPath::columns_2, ValuePath::affine2, launch_fused<ColumnKeys<0x22222222>, RowValues<2, true>>},
-    {KeyPath::columns_13, ValuePath::affine2, launch_fused<ColumnKeys<0x33331111>, RowValues<2, true>>},
-    {KeyPath::columns, ValuePath::affine2, launch_fused<ColumnKeys<0>, RowValues<2, true>>},
-    {KeyPath::columns, ValuePath::book2, launch_fused<ColumnKeys<0>, RowValues<2, false>>},
-};
-
-const Built *find(const LayerLaunch &launch) {
-  for (const Built &built : kBuilt)
-    if (built.keys == launch.keys && built.values == launch.values) return &built;
+template <class Match>
+const FusedKernel *find(Match &&match) {
+  for (const auto &part : {fused_books(), fused_columns(), fused_rows()})
+    for (const FusedKernel &kernel : part)
+      if (match(kernel)) return &kernel;
   return nullptr;
 }
 
 }  // namespace
 
-bool has_fused(KeyPath keys, ValuePath values) {
-  LayerLaunch launch;
-  launch.keys = keys, launch.values = values;
-  return find(launch) != nullptr;
+bool has_fused(uint32_t dim, PagePath path) {
+  return find([&](const FusedKernel &kernel) { return kernel.dim == dim && (kernel.first == path || kernel.second == path); }) != nullptr;
+}
+
+const FusedKernel *find_fused(uint32_t dim, PagePath first, PagePath second, uint32_t row_blocks) {
+  const PagePath none{};
+  return find([&](const FusedKernel &kernel) {
+    const auto has = [&](PagePath path) { return path == none || path == kernel.first || path == kernel.second; };
+    return kernel.dim == dim && kernel.row_blocks == row_blocks && has(first) && has(second);
+  });
 }
 
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
-  if (const Built *built = find(launch)) return built->launch(arguments, launch, processors, stream);
+  if (launch.kernel) return launch.kernel->launch(arguments, launch, processors, stream);
   return attend_general(arguments, processors, stream);
 }
 

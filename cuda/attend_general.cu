@@ -19,6 +19,7 @@ struct Shared {
   float *ml;     // [row][2]
   float *alpha;  // [row]
   float *center; // [domain][row]: q . mu
+  float *weights;  // [row][split]
 };
 
 __device__ Shared carve(float *memory, const AttendArguments &a) {
@@ -30,6 +31,7 @@ __device__ Shared carve(float *memory, const AttendArguments &a) {
   s.ml = s.logit + kRows * kTokens;
   s.alpha = s.ml + 2 * kRows;
   s.center = s.alpha + kRows;
+  s.weights = s.center + kDomains * kRows;
   return s;
 }
 
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
     load_queries(a, item, s);
     run_pages(plan, a, item, s);
     join_domains(a, item, s);
-    finish_item(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, [] {});
+    finish_item<kRows>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
   }
 }
 
@@ -216,7 +218,7 @@ cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const Devi
 }
 
 size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v) {
-  return sizeof(float) * (kDomains * kRows * (dim_k + dim_v) + kTokens * std::max(dim_k, dim_v) + kRows * kTokens + 3 * kRows + kDomains * kRows);
+  return sizeof(float) * (kDomains * kRows * (dim_k + dim_v) + kTokens * std::max(dim_k, dim_v) + kRows * kTokens + 3 * kRows + kDomains * kRows + kRows * kMaxSplits);
 }
 
 cudaError_t attend_general(const AttendArguments &arguments, uint32_t processors, cudaStream_t stream) {

@@ -3,6 +3,7 @@
 #include "codec/affine.h"
 #include "codec/polar_rules.h"
 #include "cuda/layout.h"
+#include "cuda/rows.h"
 
 namespace kvq::cuda {
 
@@ -16,16 +17,55 @@ __device__ inline uint32_t stream_code(const Region &region, const uint8_t *stre
   return value % region.levels;
 }
 
+// ---- fragments: the words of one tile
+
+// A code of a radix word: digit d of byte `byte` of word 4 * k + q, or a single (y = 15).
+__device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, uint32_t lane, uint32_t y, uint32_t q, uint32_t byte) {
+  const DigitShape r = digits_of(levels);
+  const auto bit = [&](BitPlace at) { return words[lane_word(r.words, lane, at.word)] >> at.bit & 1u; };
+  if (y == 15) {
+    uint32_t code = 0;
+    for (uint32_t b = 0; b < (levels == 3 ? 2 : 3); b++) code |= bit(single_bit(levels, q, byte, b)) << b;
+    return code;
+  }
+  const uint32_t i = 4 * (y / r.digits) + q;
+  uint32_t fraction = 0;
+  if (levels == 5 && i == 19)
+    for (uint32_t b = 0; b < 7; b++) fraction |= bit({b, 8 * byte}) << (b + 1);
+  else
+    fraction = words[lane_word(r.words, lane, i)] >> 8 * byte & (levels == 5 ? 0xfeu : 0xffu);
+  uint32_t number = fraction * r.power / 256;
+  for (uint32_t d = y % r.digits; d; d--) number /= levels;
+  return number % levels;
+}
+
 __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, uint32_t token, uint32_t slot) {
   const Place p = f.tensor ? value_place(token % kTile, slot) : key_place(token % kTile, slot);
-  const uint32_t width = f.width[p.unit];
-  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + token / kTile * f.tile_stride + f.unit[p.unit]);
-  uint32_t stored = 0;
-  for (uint32_t b = 0; b < width; b++) {
-    const BitPlace at = code_bit(width, f.book16, p.reg, p.byte, b);
-    stored |= (words[lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + token / kTile * f.tile_stride);
+  const uint32_t width = f.width[p.unit], y = 2 * p.unit + (p.reg & 1), q = p.reg / 2;
+  uint32_t code = 0;
+  switch (f.coding) {
+    case Coding::nibbles:
+      for (uint32_t b = 0; b < width; b++) {
+        const BitPlace at = code_bit(width, p.reg, p.byte, b);
+        code |= (words[p.unit * width * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+      }
+      return plain_code(f.book16, code);
+    case Coding::planes:
+      for (uint32_t plane = 0; 2 * plane < width; plane++) {
+        const uint32_t *at = words + 32 * plane_word(f, plane, p.unit);
+        const bool crumb = width >= 2 * plane + 2;
+        const uint32_t bits = crumb ? at[2 * p.lane + p.reg / 4] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u
+                                    : at[p.lane] >> (8 * p.byte + 2 * (p.reg % 4) + p.reg / 4) & 1u;
+        code |= bits << 2 * plane;
+      }
+      return code;
+    case Coding::crumbs:
+      return words[y / 4 * 128 + p.lane * 4 + q] >> (8 * p.byte + 2 * (y % 4)) & 3u;
+    default:
+      const QByte at = swizzle(f.swizzled, q, p.byte);
+      return radix_code(words, f.region[0].levels, p.lane, y, at.q, at.byte);
   }
-  return plain_code(f.book16, stored);
 }
 
 // Place of `slot` in a region's stream.
@@ -54,7 +94,7 @@ __device__ inline uint32_t page_code(const TensorFormat &f, const uint8_t *blob,
 
 // Offset in the blob of parameter i of a token (rows) or of the whole page (columns: (group * dim + slot) * 2 + {s, z}).
 __device__ inline uint32_t row_param(const TensorFormat &f, uint32_t token, uint32_t i) {
-  if (f.family == Family::raw) return f.params + (token * f.dim + i) * 2;
+  if (f.family == Family::raw) return f.params + (token * f.dim + raw_place(f.dim, i)) * 2;
   if (f.layout == Layout::streams) return f.params + (token * f.row_params + i) * f.param_bytes;
   return f.params + token / kTile * f.params_stride + (row_place(token % kTile) * f.row_params + i) * f.param_bytes;
 }

@@ -1,9 +1,9 @@
-// Units of codes (layout.h) to operands of mma.m16n8k32: eight registers of four int8 levels.
+// Codes of a tile (layout.h) to operands of mma.m16n8k32: registers of four int8 levels or digits.
 //
-// A permute instruction looks up four codes of a nibble each in a table of eight bytes; bit 3 of a nibble must be 0.  Codes are
-// packed so that masks and shifts are all that stands between a stored word and its selectors.
+// A Code decodes a tile unit by unit and hands pairs of units to the matrix instructions of its user, which are K's or V's alike.
+// A permute instruction looks up four codes of a nibble each in a table of eight bytes; bit 3 of a nibble must be 0.
 #pragma once
-#include <cstdint>
+#include "cuda/layout.h"
 
 namespace kvq::cuda {
 
@@ -34,70 +34,218 @@ struct LevelTable {
   uint32_t low, high;
 };
 
+// What a Code says of itself.
+struct CodeTraits {
+  static constexpr bool kUnsigned = false;  // registers are unsigned bytes
+  static constexpr bool kSigns = false;     // pairs come with masks of their negative codes, to be subtracted
+  static constexpr bool kAffine = false;    // rows have a zero
+  static constexpr bool kFromOne = false;   // digit d is level d - 1
+  // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
+  __device__ static constexpr int nested(int) { return 0; }
+  // Values: registers of y are this many times their codes.
+  __device__ static constexpr int weight(int) { return 1; }
+};
+
+// Books of 2^W levels.
 template <int W>
-__device__ __forceinline__ void look_up(const uint32_t (&w)[W], LevelTable table, uint32_t (&r)[8]) {
-  if constexpr (W == 1) {
-#pragma unroll
-    for (int b = 0; b < 4; b++) {
-      const uint32_t x = w[0] >> b & 0x11111111u;
-      r[2 * b] = permute(table.low, table.low, x);
-      r[2 * b + 1] = permute(table.low, table.low, x >> 16);
-    }
-  } else if constexpr (W == 2) {
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const uint32_t x = w[k] & 0x77777777u, y = w[k] >> 2 & 0x77777777u;  // bit 2 of a selector does not matter
-      r[4 * k] = permute(table.low, table.low, x);
-      r[4 * k + 1] = permute(table.low, table.low, x >> 16);
-      r[4 * k + 2] = permute(table.low, table.low, y);
-      r[4 * k + 3] = permute(table.low, table.low, y >> 16);
-    }
-  } else {
-    static_assert(W == 3);
-#pragma unroll
-    for (int k = 0; k < 3; k++) {
-      const uint32_t x = w[k] & 0x77777777u;
-      r[2 * k] = permute(table.low, table.high, x);
-      r[2 * k + 1] = permute(table.low, table.high, x >> 16);
-    }
-    const uint32_t last = (w[0] >> 3 & 0x11111111u) | (w[1] >> 2 & 0x22222222u) | (w[2] >> 1 & 0x44444444u);
-    r[6] = permute(table.low, table.high, last);
-    r[7] = permute(table.low, table.high, last >> 16);
-  }
-}
+struct Nibbles : CodeTraits {
+  static constexpr bool kSigns = W == 4;
+  __device__ static constexpr int bytes(int units) { return units * W * 128; }
 
-// 16 antisymmetric levels: the table has the eight magnitudes; signs are spread over bytes, and -m is ~m + 1.
-__device__ __forceinline__ void look_up_signed(const uint32_t (&w)[4], LevelTable table, uint32_t (&r)[8]) {
+  __device__ static __forceinline__ void look_up(const uint32_t (&w)[W], LevelTable table, uint32_t (&r)[8]) {
+    if constexpr (W == 2) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const uint32_t x = w[k] & 0x77777777u, shifted = w[k] << 4;
-    const uint32_t even = permute(w[k], w[k], 0xba98u), odd = permute(shifted, shifted, 0xba98u);
-    r[2 * k] = (permute(table.low, table.high, x) ^ even) + (even & 0x01010101u);
-    r[2 * k + 1] = (permute(table.low, table.high, x >> 16) ^ odd) + (odd & 0x01010101u);
-  }
-}
-
-// Codes themselves, of 4 to 6 bits.
-template <int W>
-__device__ __forceinline__ void plain_codes(const uint32_t (&w)[W], uint32_t (&r)[8]) {
+      for (int k = 0; k < 2; k++) {
+        const uint32_t x = w[k] & 0x77777777u, y = w[k] >> 2 & 0x77777777u;  // bit 2 of a selector does not matter
+        r[4 * k] = permute(table.low, table.low, x);
+        r[4 * k + 1] = permute(table.low, table.low, x >> 16);
+        r[4 * k + 2] = permute(table.low, table.low, y);
+        r[4 * k + 3] = permute(table.low, table.low, y >> 16);
+      }
+    } else {
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    r[k] = w[k / 2] >> (4 * (k & 1)) & 0x0f0f0f0fu;
-    if constexpr (W == 5) r[k] |= (w[4] >> k & 0x01010101u) << 4;
-    if constexpr (W == 6) r[k] |= (w[4 + k / 4] >> (2 * (k % 4)) & 0x03030303u) << 4;
+      for (int k = 0; k < W; k++) {
+        const uint32_t x = w[k] & 0x77777777u;
+        r[2 * k] = permute(table.low, table.high, x);
+        r[2 * k + 1] = permute(table.low, table.high, x >> 16);
+      }
+      if constexpr (W == 3) {
+        const uint32_t last = (w[0] >> 3 & 0x11111111u) | (w[1] >> 2 & 0x22222222u) | (w[2] >> 1 & 0x44444444u);
+        r[6] = permute(table.low, table.high, last);
+        r[7] = permute(table.low, table.high, last >> 16);
+      }
+    }
   }
-}
+  // 16 antisymmetric levels: the table has the magnitudes m, and -m is ~m less a mask of ones.
+  __device__ static __forceinline__ void negate(const uint32_t (&w)[W], uint32_t (&r)[8], uint32_t (&masks)[8]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint32_t shifted = w[k] << 4;
+      masks[2 * k] = permute(w[k], w[k], 0xba98u), masks[2 * k + 1] = permute(shifted, shifted, 0xba98u);
+      r[2 * k] ^= masks[2 * k], r[2 * k + 1] ^= masks[2 * k + 1];
+    }
+  }
+  template <int U, class Use>
+  __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+#pragma unroll
+    for (int p = 0; p < U / 2; p++) {
+      uint32_t a[W], b[W], u[8], v[8];
+      load_unit<W>(codes + 2 * p * W * 128, lane, a);
+      load_unit<W>(codes + (2 * p + 1) * W * 128, lane, b);
+      look_up(a, table, u);
+      look_up(b, table, v);
+      if constexpr (kSigns) {
+        uint32_t mu[8], mv[8];
+        negate(a, u, mu);
+        negate(b, v, mv);
+        use.add(p, u, v);
+        use.subtract(p, mu, mv);
+      } else {
+        use.add(p, u, v);
+      }
+    }
+  }
+};
 
-// c += A * B with A of signed levels (keys, values) and B of bytes: signed digits of a query, unsigned ones of probabilities.
+// Values of four levels, left where they lie in their bytes.
+struct Crumbs : CodeTraits {
+  static constexpr bool kUnsigned = true, kAffine = true;
+  __device__ static constexpr int weight(int y) { return 1 << 2 * (y % 4); }
+  __device__ static constexpr int bytes(int units) { return units * 256; }
+  template <int U, class Use>
+  __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable, Use &use) {
+#pragma unroll
+    for (int p = 0; p < U / 2; p++) {
+      const uint4 w = *reinterpret_cast<const uint4 *>(codes + p * 512 + lane * 16);
+      const uint32_t q[4] = {w.x, w.y, w.z, w.w};
+      uint32_t u[8], v[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) u[i] = q[i / 2] & 0x03030303u << 2 * (i & 1), v[i] = q[i / 2] & 0x30303030u << 2 * (i & 1);
+      use.add(p, u, v);
+    }
+  }
+};
+
+// Rows of 3, 5 or 6 levels (radix, layout.h).  kTable: digits are looked up, else they are levels.  kQuotients: values of rows that are
+// not looked up keep x / L^d, and their user subtracts sums in place of digits.
+template <int L, bool kTable, bool kQuotients>
+struct Digits : CodeTraits {
+  static_assert(!kTable || !kQuotients);
+  static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3;
+  static constexpr DigitShape kRadix = digits_of(L);
+  static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
+  __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L : 0; }
+  __device__ static constexpr int bytes(int) { return kWords * 128; }
+
+  // Digits or quotients of four bytes: products of 16 bits, of which the upper bytes are gathered.
+  __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
+    const uint32_t even = L == 5 ? w & 0x00fe00feu : w & 0x00ff00ffu, odd = L == 5 ? w >> 8 & 0x00fe00feu : permute(w, 0, 0x4341u);
+    uint32_t power = kRadix.power;
+#pragma unroll
+    for (int d = 0; d < N; d++, power /= L) x[d] = permute(even * power, odd * power, 0x7351u);
+#pragma unroll
+    for (int d = 0; d < N - 1 && !kQuotients; d++) x[d] -= L * x[d + 1];
+  }
+  // Levels of two q: their digits are the nibbles of one selector.
+  __device__ static __forceinline__ void look_up(LevelTable table, uint32_t &a, uint32_t &b) {
+    const uint32_t selector = a + 16 * b;
+    a = permute(table.low, table.high, selector);
+    b = permute(table.low, table.high, selector >> 16);
+  }
+  __device__ static __forceinline__ void load_group(const uint8_t *codes, uint32_t lane, int k, uint32_t (&w)[4]) {
+    if (k < kWords / 4) {
+      const uint4 v = *reinterpret_cast<const uint4 *>(codes + k * 512 + lane * 16);
+      w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    } else {
+      const uint8_t *rest = codes + kWords / 4 * 512;
+      if constexpr (kWords % 4 >= 2) {
+        const uint2 v = *reinterpret_cast<const uint2 *>(rest + lane * 8);
+        w[0] = v.x, w[1] = v.y;
+      }
+      if constexpr (kWords % 2) w[kWords % 4 - 1] = *reinterpret_cast<const uint32_t *>(codes + (kWords - 1) * 128 + lane * 4);
+    }
+  }
+  // Five levels: what bit 0 of word i adds to the 20th word and to the singles.
+  __device__ static __forceinline__ void carry(uint32_t w, int i, uint32_t &last, uint32_t (&single)[4]) {
+    const uint32_t bits = w & 0x01010101u;
+    if (i < 7)
+      last += bits << (i + 1);
+    else
+      single[(i - 7) / 3] += bits << (i - 7) % 3;
+  }
+  template <int U, class Use>
+  __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+    static_assert(U == 8);
+    uint32_t r[16][4], last = 0, single[4] = {};
+#pragma unroll
+    for (int k = 0; k <= kGroups; k++) {
+      uint32_t w[4] = {};
+      if (4 * k < kWords) load_group(codes, lane, k, w);
+      if (L == 5 && k < kGroups) {
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+          if (4 * k + q < kWords) carry(w[q], 4 * k + q, last, single);
+        if (k == kGroups - 1) w[3] = last;
+      }
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        if (k == kGroups) {
+          r[15][q] = L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
+        } else {
+          uint32_t x[N];
+          split(w[q], x);
+#pragma unroll
+          for (int d = 0; d < N; d++) r[(k * N + d) % 16][q] = x[d];
+        }
+      }
+      const int from = k * N, to = k == kGroups ? 16 : from + N;  // y that are there now
+#pragma unroll
+      for (int y = from; y < to && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
+#pragma unroll
+      for (int p = 0; p < 4; p++)
+        if (4 * p + 4 > from && 4 * p + 4 <= to) {
+          const uint32_t u[8] = {r[4 * p][0], r[4 * p + 1][0], r[4 * p][1], r[4 * p + 1][1], r[4 * p][2], r[4 * p + 1][2], r[4 * p][3], r[4 * p + 1][3]};
+          const uint32_t v[8] = {r[4 * p + 2][0], r[4 * p + 3][0], r[4 * p + 2][1], r[4 * p + 3][1], r[4 * p + 2][2], r[4 * p + 3][2], r[4 * p + 2][3], r[4 * p + 3][3]};
+          use.add(p, u, v);
+        }
+    }
+  }
+};
+
+// ---- matrix instructions
+
+// c += A * B: A of keys or values, signed or not, B of signed digits of a query or unsigned ones of probabilities.
+#define KVQ_MULTIPLY(NAME, TYPES)                                                                                                    \
+  __device__ __forceinline__ void NAME(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) { \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." TYPES ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"        \
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                                                    \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                                            \
+  }
+KVQ_MULTIPLY(multiply_s8_s8, "s8.s8")
+KVQ_MULTIPLY(multiply_u8_s8, "u8.s8")
+KVQ_MULTIPLY(multiply_s8_u8, "s8.u8")
+KVQ_MULTIPLY(multiply_u8_u8, "u8.u8")
+#undef KVQ_MULTIPLY
+
+template <bool kUnsigned>
 __device__ __forceinline__ void multiply_query(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  if constexpr (kUnsigned)
+    multiply_u8_s8(c, a0, a1, a2, a3, b0, b1);
+  else
+    multiply_s8_s8(c, a0, a1, a2, a3, b0, b1);
 }
+template <bool kUnsigned>
 __device__ __forceinline__ void multiply_weights(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  if constexpr (kUnsigned)
+    multiply_u8_u8(c, a0, a1, a2, a3, b0, b1);
+  else
+    multiply_s8_u8(c, a0, a1, a2, a3, b0, b1);
+}
+// Half of it: one unit of keys.
+__device__ __forceinline__ void multiply_unit(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+               : "r"(a0), "r"(a1), "r"(b));
 }
 
 // Bytes 0, or bytes 1, of four registers.

@@ -2,7 +2,8 @@
 //
 // A warp takes pages of one KV head; a tile is 64 tokens.  lane = 4 * r + t.  Queries and probabilities are 16-bit integers whose high
 // and low bytes are neighbouring columns of B, so with four rows (kRows) the eight columns are full and the accumulators of a lane
-// are (high, low) of one number: logits of row t for tokens 8 * x + r, and outputs of row t for channels 8 * y + r.
+// are (high, low) of one number: logits of row t for tokens 8 * x + r, and outputs of row t for channels 8 * y + r.  More rows take
+// further columns on the same decoded codes: everything is for N blocks of four rows and U units of 16 channels.
 // Scales never meet a code: scales of channels go into the query, scales of tokens into logits and probabilities.
 #pragma once
 #include <cuda_fp16.h>
@@ -21,10 +22,20 @@ struct Lane {
 };
 
 // What a warp has of a row t: m, l, sum of p * zero, and outputs.
+template <int U>
 struct Soft {
   float m = kUnseen, l = 0, zero = 0;
-  float o[16] = {};
+  float o[2 * U] = {};
 };
+
+// A number that is the same in all lanes, so that branches on it are taken by the warp.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(~0u, x);
+#else
+  return x;
+#endif
+}
 
 // ---- parameters of eight tokens 8 * x + r
 
@@ -70,15 +81,16 @@ __device__ __forceinline__ QueryBytes split_query(const float (&f)[4]) {
   return {gather_bytes(a, b, c, d, 0x51u), gather_bytes(a, b, c, d, 0x40u) ^ 0x80808080u};
 }
 
-// Columns of B for a row of 128 products: each of a pair's lanes makes half of them and they trade bytes.  products(slot, x) gives
-// four.  Returns the value of one unit for the row that the lane owns.
-template <class Products>
-__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[8]) {
-  float x[16], top = 1e-30f;
+// Columns of B for a row of products: each of a pair's lanes makes half of them and they trade bytes.  products(slot, x) gives four.
+// Returns the value of one unit for the row that the lane owns.
+template <int U, class Products>
+__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[U]) {
+  constexpr int kHalf = U / 2;
+  float x[4 * kHalf], top = 1e-30f;
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < kHalf; k++) {
     float four[4];
-    products((me.low * 4 + k) * 16 + me.t * 4, four);
+    products((me.low * kHalf + k) * 16 + me.t * 4, four);
 #pragma unroll
     for (int j = 0; j < 4; j++) x[4 * k + j] = four[j], top = fmaxf(top, fabsf(four[j]));
   }
@@ -87,127 +99,181 @@ __device__ __forceinline__ float quantize_query(const Lane &me, Products &&produ
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
   const float inverse = __fdividef(32600.0f, top);
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < kHalf; k++) {
     float f[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) f[j] = fmaf(x[4 * k + j], inverse, kDigits);
     const QueryBytes bytes = split_query(f);
     const uint32_t mine = me.low ? bytes.low : bytes.high, other = __shfl_xor_sync(~0u, me.low ? bytes.high : bytes.low, 4);
     b[k] = me.low ? other : mine;
-    b[4 + k] = me.low ? mine : other;
+    b[kHalf + k] = me.low ? mine : other;
   }
   return __shfl_sync(~0u, top * (1.0f / 32600.0f), me.t * 8);
 }
+// A sum over the pair's and the quad's lanes, for the row that the lane owns.
+__device__ __forceinline__ float query_sum(const Lane &me, float sum) {
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  sum += __shfl_xor_sync(~0u, sum, 4);
+  return __shfl_sync(~0u, sum, me.t * 8);
+}
+__device__ __forceinline__ void read_four(const float *q, float (&x)[4]) {
+  const float4 v = *reinterpret_cast<const float4 *>(q);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
 
-// Section 3 on the four channels 4 * lane + j of a row of 128, by one warp; no barrier, no memory.
-__device__ __forceinline__ void rotate_row(uint32_t lane, const TensorFormat &f, bool inverse, float (&x)[4]) {
-  const uint64_t signs = splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ lane / 16) >> (4 * (lane % 16));
+// Section 3 on channels C * lane + j of a row of 32 * C, by one warp; no barrier, no memory.
+template <int C>
+__device__ __forceinline__ void rotate_row(uint32_t lane, const TensorFormat &f, bool inverse, float (&x)[C]) {
+  const uint64_t signs = splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64);
   const auto sign = [&] {
 #pragma unroll
-    for (int j = 0; j < 4; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
+    for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
   };
   if (!inverse) sign();
-  const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
-  x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
+#pragma unroll
+  for (int d = 1; d < C; d *= 2)
+#pragma unroll
+    for (int j = 0; j < C; j++)
+      if (!(j & d)) {
+        const float s = x[j], t = x[j + d];
+        x[j] = s + t, x[j + d] = s - t;
+      }
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2)
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < C; j++) {
       const float other = __shfl_xor_sync(~0u, x[j], distance);
       x[j] = lane & distance ? other - x[j] : x[j] + other;
     }
+  const float scale = rsqrtf(32.0f * C);
 #pragma unroll
-  for (int j = 0; j < 4; j++) x[j] *= 0.0883883476f;  // 1 / sqrt(128)
+  for (int j = 0; j < C; j++) x[j] *= scale;
   if (inverse) sign();
 }
 
 // ---- keys
 
-// Codebook rows: the query is quantized once; a token's scale multiplies its logit.
-template <int W>
-struct BookKeys {
-  static constexpr bool kColumns = false;
+// What the rows of a page class need besides their bytes.
+struct RowClass {
   LevelTable table;
-  uint32_t b[8];
-  float unit, center;
+  float scale;
   uint32_t param_bytes;
+  __device__ __forceinline__ explicit RowClass(const TensorFormat &f)
+      : table{f.table[0], f.table[1]}, scale(f.book_scale), param_bytes(uniform(f.param_bytes)) {}
+};
 
-  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *q, const float *centers) {
-    table = {f.table[0], f.table[1]};
-    unit = quantize_query(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + me.row * kFastDim + slot, x); }, b) * f.book_scale;
-    center = centers[me.t];
-    param_bytes = f.param_bytes;
-  }
-  __device__ static void read_four(const float *q, float (&x)[4]) {
-    const float4 v = *reinterpret_cast<const float4 *>(q);
-    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-  }
-  __device__ static __forceinline__ void decode(const uint8_t *unit, uint32_t lane, LevelTable table, uint32_t (&r)[8]) {
-    uint32_t w[W];
-    load_unit<W>(unit, lane, w);
-    if constexpr (W == 4)
-      look_up_signed(w, table, r);
-    else
-      look_up<W>(w, table, r);
-  }
-  __device__ __forceinline__ void begin_page(const Lane &, const TensorFormat &, const float *, const uint8_t *) {}
-  __device__ __forceinline__ void logits(const Lane &me, const TensorFormat &, const uint8_t *codes, float (&s)[8]) const {
-    int acc[4][4] = {};
+// Sums of query times level for the tokens of a tile.
+template <class Code, int U, int N>
+struct KeySums {
+  const uint32_t (&b)[N][U];
+  int acc[N][4][4] = {}, negative[Code::kSigns ? N : 1][4][4] = {};
+  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      uint32_t u[8], v[8];
-      decode(codes + 2 * k * W * 128, me.lane, table, u);
-      decode(codes + (2 * k + 1) * W * 128, me.lane, table, v);
+    for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) multiply_query(acc[i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[2 * k], b[2 * k + 1]);
-    }
-    float h[8];
-    load_scales(codes + 8 * W * 128, me.r, param_bytes, h);
+      for (int i = 0; i < 4; i++)
+        multiply_query<Code::kUnsigned>(acc[n][i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[n][2 * p], b[n][2 * p + 1]);
+  }
+  __device__ __forceinline__ void subtract(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
 #pragma unroll
-    for (int x = 0; x < 8; x++)
-      s[x] = fmaf(float(acc[x / 2][2 * (x & 1)] * 256 + acc[x / 2][2 * (x & 1) + 1]), unit * h[x], center);
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        multiply_query<false>(negative[n][i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[n][2 * p], b[n][2 * p + 1]);
+  }
+  __device__ __forceinline__ float sum(int n, int x) const {
+    const int *c = &acc[n][x / 2][2 * (x & 1)], *d = &negative[Code::kSigns ? n : 0][x / 2][2 * (x & 1)];
+    return Code::kSigns ? float((c[0] - d[0]) * 256 + (c[1] - d[1])) : float(c[0] * 256 + c[1]);
   }
 };
 
-// Affine columns of any widths up to 6: scales go into the query once per group, zeros into one number.  kWidths: a digit per unit
-// where the widths are always the same, else 0.
-template <uint32_t kWidths>
+// Rows: the query is quantized once; a token's scale multiplies its logit.  Classes of pages share it.
+template <int U, int N>
+struct RowKeys {
+  static constexpr bool kColumns = false;
+  uint32_t b[N][U];
+  float unit[N], total[N], center[N];  // total: the sum of the query
+
+  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &, const float *q, const float *centers) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      float sum = 0;
+      unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
+        read_four(q + (4 * n + me.row) * (16 * U) + slot, x);
+        sum += x[0] + x[1] + x[2] + x[3];
+      }, b[n]);
+      total[n] = query_sum(me, sum);
+      center[n] = centers[4 * n + me.t];
+    }
+  }
+  template <class Code>
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &rows, const uint8_t *codes, float (&s)[N][8]) const {
+    KeySums<Code, U, N> sums{b};
+    Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
+    float h[8], z[8];
+    if constexpr (Code::kAffine)
+      load_scales_zeros(codes + Code::bytes(U), me.r, h, z);
+    else
+      load_scales(codes + Code::bytes(U), me.r, rows.param_bytes, h);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const float factor = Code::kAffine ? unit[n] : unit[n] * rows.scale, less = total[n] * rows.scale;
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        if constexpr (Code::kAffine)
+          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], fmaf(z[x], total[n], center[n]));
+        else if constexpr (Code::kFromOne)
+          s[n][x] = fmaf(fmaf(sums.sum(n, x), factor, -less), h[x], center[n]);
+        else
+          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], center[n]);
+      }
+    }
+  }
+};
+
+// Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  Two bits of a
+// register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
+struct Planes {};
+
+template <int U, int N>
 struct ColumnKeys {
   static constexpr bool kColumns = true;
-  uint32_t b[8];
-  float unit, zero;
-  uint2 widths;
+  uint32_t b[N][U];
+  float unit[N], zero[N];
+  uint32_t first[2 * kPlanes + 2];
 
   __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *) {
-    widths = *reinterpret_cast<const uint2 *>(f.width);
+#pragma unroll
+    for (uint32_t i = 1; i <= 2 * kPlanes; i++) first[i] = uniform(f.first[i]);
   }
   template <class Load>
   __device__ __forceinline__ void fold(const Lane &me, const float *q, Load &&load) {
-    float sum = 0;
-    unit = quantize_query(me, [&](uint32_t slot, float (&x)[4]) {
-      float s[4], z[4];
-      load(slot, s, z);
-      const float4 v = *reinterpret_cast<const float4 *>(q + me.row * kFastDim + slot);
-      x[0] = v.x * s[0], x[1] = v.y * s[1], x[2] = v.z * s[2], x[3] = v.w * s[3];
-      sum = fmaf(v.x, z[0], fmaf(v.y, z[1], fmaf(v.z, z[2], fmaf(v.w, z[3], sum))));
-    }, b);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    sum += __shfl_xor_sync(~0u, sum, 4);
-    zero = __shfl_sync(~0u, sum, me.t * 8);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      float sum = 0;
+      unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
+        float s[4], z[4], v[4];
+        load(slot, s, z);
+        read_four(q + (4 * n + me.row) * (16 * U) + slot, v);
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
+      }, b[n]);
+      zero[n] = query_sum(me, sum);
+    }
   }
-  // The parameters of one group: scales, then zeros, of 128 slots.
-  __device__ __forceinline__ void begin_page(const Lane &me, const TensorFormat &f, const float *q, const uint8_t *params) {
-    if (f.param_bytes == 1)
+  // The parameters of one group: scales, then zeros, of all slots.
+  __device__ __forceinline__ void begin_group(const Lane &me, const float *q, const uint8_t *params, uint32_t param_bytes) {
+    if (param_bytes == 1)
       fold(me, q, [&](uint32_t slot, float (&s)[4], float (&z)[4]) {
-        const uint32_t a = *reinterpret_cast<const uint32_t *>(params + slot), c = *reinterpret_cast<const uint32_t *>(params + kFastDim + slot);
+        const uint32_t a = *reinterpret_cast<const uint32_t *>(params + slot), c = *reinterpret_cast<const uint32_t *>(params + 16 * U + slot);
 #pragma unroll
         for (int j = 0; j < 4; j++) s[j] = e4m3(a >> 8 * j), z[j] = e4m3(c >> 8 * j);
       });
     else
       fold(me, q, [&](uint32_t slot, float (&s)[4], float (&z)[4]) {
         halves(params + 2 * slot, s);
-        halves(params + 2 * kFastDim + 2 * slot, z);
+        halves(params + 32 * U + 2 * slot, z);
       });
   }
   __device__ static float e4m3(uint32_t h) {
@@ -219,93 +285,112 @@ struct ColumnKeys {
     const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&v.x)), c = __half22float2(*reinterpret_cast<const __half2 *>(&v.y));
     x[0] = a.x, x[1] = a.y, x[2] = c.x, x[3] = c.y;
   }
-  template <int W>
-  __device__ static __forceinline__ void read(const uint8_t *unit, uint32_t lane, uint32_t (&r)[8]) {
-    uint32_t w[W];
-    load_unit<W>(unit, lane, w);
-    if constexpr (W <= 3)
-      look_up<W>(w, LevelTable{W == 1 ? 0x01000100u : 0x03020100u, 0x07060504u}, r);
-    else
-      plain_codes<W>(w, r);
-  }
-  __device__ static __forceinline__ const uint8_t *decode(uint32_t width, const uint8_t *unit, uint32_t lane, uint32_t (&r)[8]) {
-    switch (width) {
-      case 1: read<1>(unit, lane, r); break;
-      case 2: read<2>(unit, lane, r); break;
-      case 3: read<3>(unit, lane, r); break;
-      case 4: read<4>(unit, lane, r); break;
-      case 5: read<5>(unit, lane, r); break;
-      case 6: read<6>(unit, lane, r); break;
-      default:
+  // Registers of a unit from two words: `field` of register x at bit 2 * (x % 4) of the bytes of word x / 4.
+  __device__ __forceinline__ void add_unit(int u, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) const {
 #pragma unroll
-        for (int i = 0; i < 8; i++) r[i] = 0;
+    for (int i = 0; i < 4; i++) {
+      const uint32_t word = i < 2 ? low : high, even = word & field << 4 * (i & 1), odd = word & field << (4 * (i & 1) + 2);
+#pragma unroll
+      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], even, odd, b[n][u]);
     }
-    return unit + width * 128;
   }
-  __device__ __forceinline__ void logits(const Lane &me, const TensorFormat &, const uint8_t *codes, float (&s)[8]) const {
-    int acc[4][4] = {};
+  template <class>
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+    int acc[N][4][4] = {};
+    const uint8_t *words = codes + me.lane * 4, *pairs = codes + me.lane * 8;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      uint32_t u[8], v[8];
-      if constexpr (kWidths != 0) {
-        codes = decode(kWidths >> (8 * k) & 0xf, codes, me.lane, u);
-        codes = decode(kWidths >> (8 * k + 4) & 0xf, codes, me.lane, v);
-      } else {
-        const uint32_t pair = (k < 2 ? widths.x : widths.y) >> (16 * (k & 1));
-        codes = decode(pair & 0xff, codes, me.lane, u);
-        codes = decode(pair >> 8 & 0xff, codes, me.lane, v);
+    for (int p = kPlanes - 1; p >= 0; p--) {
+      const uint32_t bit = first[2 * p + 1], crumb = first[2 * p + 2];
+      if (bit >= U) continue;  // nothing in the planes above either
+      if (p + 1 < int(kPlanes)) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) multiply_query(acc[i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[2 * k], b[2 * k + 1]);
+      for (uint32_t u = 0; u < U; u++) {
+        if (u >= crumb) {
+          const uint2 w = *reinterpret_cast<const uint2 *>(pairs);
+          words += 256, pairs += 256;
+          add_unit(u, w.x, w.y, 0x03030303u, acc);
+        } else if (u >= bit) {
+          const uint32_t w = *reinterpret_cast<const uint32_t *>(words);
+          words += 128, pairs += 128;
+          add_unit(u, w, w >> 1, 0x01010101u, acc);
+        }
+      }
     }
 #pragma unroll
-    for (int x = 0; x < 8; x++) s[x] = fmaf(float(acc[x / 2][2 * (x & 1)] * 256 + acc[x / 2][2 * (x & 1) + 1]), unit, zero);
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        const int *c = &acc[n][x / 2][2 * (x & 1)];
+        s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
+      }
   }
 };
 
 // ---- values
 
-// Rows of one scale a token: codebooks, or two bits with a zero.
-template <int W, bool kAffine>
-struct RowValues {
-  LevelTable table;
-  float scale;
-  uint32_t param_bytes;
-  __device__ __forceinline__ void begin_item(const TensorFormat &f) {
-    table = kAffine ? LevelTable{0x03020100u, 0x03020100u} : LevelTable{f.table[0], f.table[1]};
-    scale = kAffine ? 1.0f : f.book_scale;
-    param_bytes = f.param_bytes;
-  }
-  // Weights p * scale of a tile; tokens of p = 0 may lie where nothing was written.
-  template <bool masked>
-  __device__ __forceinline__ void weigh(const Lane &me, const uint8_t *codes, const float (&p)[8], float (&w)[8], Soft &soft) const {
-    float s[8], z[8];
-    if constexpr (kAffine)
-      load_scales_zeros(codes + 8 * W * 128, me.r, s, z);
-    else
-      load_scales(codes + 8 * W * 128, me.r, param_bytes, s);
+template <class Code, int U, int N>
+struct ValueSums {
+  const uint32_t (&b)[N][4];
+  int sum[N][2 * U];  // by y
+  __device__ __forceinline__ void unit(int m, const uint32_t (&r)[8]) {
 #pragma unroll
-    for (int x = 0; x < 8; x++) {
-      w[x] = p[x] * s[x];
-      if (masked && p[x] == 0) w[x] = 0;
-      if constexpr (kAffine)
-        if (!masked || p[x] > 0) soft.zero = fmaf(p[x], z[x], soft.zero);
-    }
-  }
-  __device__ __forceinline__ void add(const Lane &me, const uint8_t *codes, const uint32_t (&b)[4], float unit, Soft &soft) const {
-    unit *= scale;
-#pragma unroll
-    for (int m = 0; m < 8; m++) {
-      uint32_t r[8];
-      BookKeys<W>::decode(codes + m * W * 128, me.lane, table, r);
+    for (int n = 0; n < N; n++) {
       int acc[4] = {};
-      multiply_weights(acc, r[0], r[1], r[2], r[3], b[0], b[1]);
-      multiply_weights(acc, r[4], r[5], r[6], r[7], b[2], b[3]);
-      soft.o[2 * m] = fmaf(float(acc[0] * 256 + acc[1]), unit, soft.o[2 * m]);
-      soft.o[2 * m + 1] = fmaf(float(acc[2] * 256 + acc[3]), unit, soft.o[2 * m + 1]);
+      multiply_weights<Code::kUnsigned>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
+      multiply_weights<Code::kUnsigned>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
+      sum[n][2 * m] = acc[0] * 256 + acc[1];
+      sum[n][2 * m + 1] = acc[2] * 256 + acc[3];
     }
   }
+  __device__ __forceinline__ void unit_less(int m, const uint32_t (&r)[8]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      int acc[4] = {};
+      multiply_weights<false>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
+      multiply_weights<false>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
+      sum[n][2 * m] -= acc[0] * 256 + acc[1];
+      sum[n][2 * m + 1] -= acc[2] * 256 + acc[3];
+    }
+  }
+  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
+  __device__ __forceinline__ void subtract(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit_less(2 * p, u), unit_less(2 * p + 1, v); }
 };
+
+// Weights p * scale of a tile; tokens of p = 0 may lie where nothing was written.
+template <class Code, bool masked, int U>
+__device__ __forceinline__ void weigh(const RowClass &rows, const float (&s)[8], const float (&z)[8], const float (&p)[8], float (&w)[8],
+                                      Soft<U> &soft) {
+#pragma unroll
+  for (int x = 0; x < 8; x++) {
+    w[x] = p[x] * s[x];
+    if (masked && p[x] == 0) w[x] = 0;
+    if constexpr (Code::kAffine)
+      if (!masked || p[x] > 0) soft.zero = fmaf(p[x], z[x], soft.zero);
+    if constexpr (Code::kFromOne) soft.zero = fmaf(-rows.scale, w[x], soft.zero);
+  }
+}
+
+template <class Code, int U, int N>
+__device__ __forceinline__ void add_values(const Lane &me, const RowClass &rows, const uint8_t *codes, const uint32_t (&b)[N][4],
+                                           const float (&units)[N], Soft<U> (&soft)[N]) {
+  ValueSums<Code, U, N> sums{b};
+  Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    const float unit = Code::kAffine ? units[n] : units[n] * rows.scale;
+#pragma unroll
+    for (int y = 0; y < 2 * U; y++) {
+      int sum = sums.sum[n][y];
+      if (Code::nested(y)) sum -= Code::nested(y) * sums.sum[n][y + 1];
+      soft[n].o[y] = fmaf(float(sum), unit * (1.0f / float(Code::weight(y))), soft[n].o[y]);
+    }
+  }
+}
 
 __device__ __forceinline__ float lanes_max(float x) {  // over r
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
@@ -318,11 +403,12 @@ __device__ __forceinline__ float lanes_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 16);
 }
 
-__device__ __forceinline__ void move_reference(Soft &soft, float top) {
+template <int U>
+__device__ __forceinline__ void move_reference(Soft<U> &soft, float top) {
   const float m = fmaxf(soft.m, top), scale = exp2_fast(soft.m - m);
   soft.m = m, soft.l *= scale, soft.zero *= scale;
 #pragma unroll
-  for (int i = 0; i < 16; i++) soft.o[i] *= scale;
+  for (int i = 0; i < 2 * U; i++) soft.o[i] *= scale;
 }
 
 // Probabilities of a tile as columns of B; returns the value of one unit.
@@ -347,36 +433,49 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
   return top * (1.0f / 65528.0f);
 }
 
-// Positions that the lane's row sees, as token numbers of the tile.
+// Which tokens of a tile exist, and their positions: from a list, or one after the other.
 struct Mask {
-  int begin, end;
+  const uint32_t *positions;  // of the tile's first token, or nullptr
+  uint32_t position, count;
+  __device__ __forceinline__ bool hides(uint32_t token, const Visible &sees) const {
+    if (token >= count) return true;
+    const uint32_t at = positions ? positions[token] : position + token;
+    return at < sees.begin || at >= sees.end;
+  }
 };
 
-template <bool masked, class Keys, class Values>
-__device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const Values &values, const TensorFormat &key, const uint8_t *key_codes,
-                                         const uint8_t *value_codes, float softcap, const Mask &mask, Soft &soft) {
-  float s[8];
-  keys.logits(me, key, key_codes, s);
-  if (softcap > 0) {
+template <class KeyCode, class ValueCode, bool masked, class Keys, int U, int N>
+__device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const RowClass &key, const RowClass &value, const uint8_t *key_codes,
+                                         const uint8_t *value_codes, float softcap, const Mask &mask, const Visible (&sees)[N], Soft<U> (&soft)[N]) {
+  float s[N][8];
+  keys.template logits<KeyCode>(me, key, key_codes, s);
+  float h[8], z[8];
+  if constexpr (ValueCode::kAffine)
+    load_scales_zeros(value_codes + ValueCode::bytes(U), me.r, h, z);
+  else
+    load_scales(value_codes + ValueCode::bytes(U), me.r, value.param_bytes, h);
+  uint32_t b[N][4];
+  float units[N];
 #pragma unroll
-    for (int x = 0; x < 8; x++) s[x] = softcap * kLog2E * tanhf(s[x] / (softcap * kLog2E));
-  }
-  if constexpr (masked) {
+  for (int n = 0; n < N; n++) {
+    if (softcap > 0) {
 #pragma unroll
-    for (int x = 0; x < 8; x++) {
-      const int token = 8 * x + int(me.r);
-      if (token < mask.begin || token >= mask.end) s[x] = -INFINITY;
+      for (int x = 0; x < 8; x++) s[n][x] = softcap * kLog2E * tanhf(s[n][x] / (softcap * kLog2E));
     }
-  }
-  const float top = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf(fmaxf(s[4], s[5]), fmaxf(s[6], s[7])));
-  if (__any_sync(~0u, top > soft.m + 4.0f)) move_reference(soft, lanes_max(top));
-  float p[8], w[8];
+    if constexpr (masked) {
 #pragma unroll
-  for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[x] - soft.m), soft.l += p[x];
-  values.template weigh<masked>(me, value_codes, p, w, soft);
-  uint32_t b[4];
-  const float unit = spread_weights(me, w, b);
-  values.add(me, value_codes, b, unit, soft);
+      for (int x = 0; x < 8; x++)
+        if (mask.hides(8 * x + me.r, sees[n])) s[n][x] = -INFINITY;
+    }
+    const float top = fmaxf(fmaxf(fmaxf(s[n][0], s[n][1]), fmaxf(s[n][2], s[n][3])), fmaxf(fmaxf(s[n][4], s[n][5]), fmaxf(s[n][6], s[n][7])));
+    if (__any_sync(~0u, top > soft[n].m + 4.0f)) move_reference(soft[n], lanes_max(top));
+    float p[8], w[8];
+#pragma unroll
+    for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[n][x] - soft[n].m), soft[n].l += p[x];
+    weigh<ValueCode, masked>(value, h, z, p, w, soft[n]);
+    units[n] = spread_weights(me, w, b[n]);
+  }
+  add_values<ValueCode>(me, value, value_codes, b, units, soft);
 }
 
 }  // namespace kvq::cuda

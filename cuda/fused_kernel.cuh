@@ -1,259 +1,344 @@
 // The kernel around the tiles of fused.cuh: items, raw pages, the ring, and the merge.
 #pragma once
+#include <type_traits>
+
+#include "cuda/attend_fast.h"
 #include "cuda/fused.cuh"
 
 namespace kvq::cuda {
 
-constexpr uint32_t kMaxWarps = 16, kStages = 2;
+constexpr uint32_t kStages = 2;
+
+// Warps of the largest block: a warp's registers grow with the head dimension and the rows.
+constexpr uint32_t max_warps(int U, int N) { return 16 / (N * (U > 8 ? U / 8 : 1)); }
 
 // Shared memory of a block besides the ring.
+template <int U, int N>
 struct Queries {
-  alignas(16) float raw[kRows * kFastDim];   // scaled to base 2, by channel
-  alignas(16) float slot[kRows * kFastDim];  // as the keys are stored
-  float center[kRows];
-  float ml[2 * kRows];
-  uint64_t barrier[kMaxWarps * kStages];
+  static constexpr uint32_t kItemRows = kRows * N, kDim = 16 * U;
+  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel; in the end, results
+  alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
+  float center[kItemRows];
+  float ml[2 * kItemRows];
+  uint64_t barrier[max_warps(U, N) * kStages];
+  static_assert(kDim >= kMaxSplits);
 };
 
-// A warp a row; the others wait.
-__device__ inline void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries &s) {
-  const uint32_t row = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (row < kRows) {
-    float *raw = s.raw + row * kFastDim, *slot = s.slot + row * kFastDim;
-    float x[4], sum = 0;
+// A warp a row; all threads meet at the end.
+template <int U, int N>
+__device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
+  constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
+    float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
+    float x[C], sum = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) x[j] = load_query(item, a, row, 4 * lane + j) * (a.scale * kLog2E);
-    *reinterpret_cast<float4 *>(raw + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-    if (key) {
-      if (key->mu)
-        for (int j = 0; j < 4; j++) sum += x[j] * half_to_float(key->mu[4 * lane + j]);
-      for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-      if (lane == 0) s.center[row] = sum;
-      if (key->rotate) {  // rows of one class: slots are channels
-        rotate_row(lane, *key, false, x);
-        *reinterpret_cast<float4 *>(slot + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-      } else {
-        __syncwarp();
-        for (uint32_t j = lane; j < kFastDim; j += 32) slot[j] = raw[key->channel[j]];
-      }
+    for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
+    if (!key) continue;
+    if (key->mu)
+      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key->mu[C * lane + j]);
+    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) s.center[row] = sum;
+    if (key->rotate) {  // rows of one class: slots are channels
+      rotate_row(lane, *key, false, x);
+#pragma unroll
+      for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
+    } else {
+      __syncwarp();
+      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[key->channel[j]];
     }
   }
   __syncthreads();
 }
 
-// Four tokens of a raw page at once.  A lane's channels 8 * y + r are neighbours (raw_place).
-__device__ inline void raw_tokens(const AttendArguments &a, const Item &item, const Lane &me, const PageEntry &page, uint32_t begin,
-                                  const Visible &sees, const Queries &s, Soft &soft) {
-  constexpr int kAtOnce = 4;
-  const RawShape shape{a.kv_heads, kFastDim, kFastDim};
-  const uint16_t *base = static_cast<const uint16_t *>(page.page);
-  uint4 k[kAtOnce][2], v[kAtOnce][2];
+// ---- raw pages
+
+// A lane's channels 8 * y + r of a raw row are neighbours (raw_place): 2 * U halves.
+template <int U>
+struct RawRow {
+  uint4 part[U / 4];
+  __device__ __forceinline__ void load(const uint16_t *at) {
 #pragma unroll
-  for (int i = 0; i < kAtOnce; i++) {
-    const uint32_t row = page.first + min(begin + i, page.count - 1);
-    const uint4 *key = reinterpret_cast<const uint4 *>(base + shape.row(item.head, 0, row) + me.r * 16);
-    const uint4 *value = reinterpret_cast<const uint4 *>(base + shape.row(item.head, 1, row) + me.r * 16);
-    k[i][0] = key[0], k[i][1] = key[1], v[i][0] = value[0], v[i][1] = value[1];
+    for (int i = 0; i < U / 4; i++) part[i] = reinterpret_cast<const uint4 *>(at)[i];
   }
-  float logit[kAtOnce], top = soft.m;
+  __device__ __forceinline__ float2 pair(int i) const {  // y = 2 * i and 2 * i + 1
+    const uint4 &v = part[i / 4];
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    return __half22float2(*reinterpret_cast<const __half2 *>(&w[i % 4]));
+  }
+};
+
+// Some tokens of a raw page at once: those that do not exist are hidden.
+template <int U>
+constexpr int kAtOnce = U <= 8 ? 4 : 2;
+
+template <int U, int N>
+__device__ __forceinline__ void raw_tokens(const AttendArguments &a, const Item &item, const Lane &me, const PageEntry &page, uint32_t begin,
+                                           const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
+  constexpr int kDim = 16 * U, kCount = kAtOnce<U>;
+  const RawShape shape{a.kv_heads, kDim, kDim};
+  const uint16_t *base = static_cast<const uint16_t *>(page.page) + me.r * (2 * U);
+  const auto row = [&](int i) { return page.first + min(begin + i, page.count - 1); };
+  RawRow<U> keys[kCount], values[kCount];
 #pragma unroll
-  for (int i = 0; i < kAtOnce; i++) {
-    const uint32_t w[8] = {k[i][0].x, k[i][0].y, k[i][0].z, k[i][0].w, k[i][1].x, k[i][1].y, k[i][1].z, k[i][1].w};
-    float sum = 0;
+  for (int i = 0; i < kCount; i++) keys[i].load(base + shape.row(item.head, 0, row(i))), values[i].load(base + shape.row(item.head, 1, row(i)));
+  float logit[N][kCount];
 #pragma unroll
-    for (int y = 0; y < 8; y++) {
-      const float2 x = __half22float2(*reinterpret_cast<const __half2 *>(&w[y]));
-      const float *q = s.raw + me.t * kFastDim + 16 * y + me.r;
-      sum = fmaf(x.x, q[0], fmaf(x.y, q[8], sum));
+  for (int i = 0; i < kCount; i++) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const float *q = s.raw + (4 * n + me.t) * kDim + me.r;
+      float sum = 0;
+#pragma unroll
+      for (int y = 0; y < U; y++) {
+        const float2 x = keys[i].pair(y);
+        sum = fmaf(x.x, q[16 * y], fmaf(x.y, q[16 * y + 8], sum));
+      }
+      logit[n][i] = sum;
     }
-    sum = lanes_sum(sum);
-    if (a.softcap > 0) sum = a.softcap * kLog2E * tanhf(sum / (a.softcap * kLog2E));
-    const uint32_t position = page.position + begin + i;
-    logit[i] = begin + i < page.count && position >= sees.begin && position < sees.end ? sum : -INFINITY;
-    top = fmaxf(top, logit[i]);
   }
-  if (top > soft.m) move_reference(soft, top);
 #pragma unroll
-  for (int i = 0; i < kAtOnce; i++) {
-    const float p = exp2_fast(logit[i] - soft.m);
-    const uint32_t w[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
-    if (me.r == 0) soft.l += p;
+  for (int n = 0; n < N; n++) {
+    float top = soft[n].m;
 #pragma unroll
-    for (int y = 0; y < 8; y++) {
-      const float2 x = __half22float2(*reinterpret_cast<const __half2 *>(&w[y]));
-      soft.o[2 * y] = fmaf(p, x.x, soft.o[2 * y]);
-      soft.o[2 * y + 1] = fmaf(p, x.y, soft.o[2 * y + 1]);
+    for (int i = 0; i < kCount; i++) {
+      float sum = lanes_sum(logit[n][i]);
+      if (a.softcap > 0) sum = a.softcap * kLog2E * tanhf(sum / (a.softcap * kLog2E));
+      const uint32_t position = page.position + begin + i;
+      logit[n][i] = begin + i < page.count && position >= sees[n].begin && position < sees[n].end ? sum : -INFINITY;
+      top = fmaxf(top, logit[n][i]);
+    }
+    if (top > soft[n].m) move_reference(soft[n], top);
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      logit[n][i] = exp2_fast(logit[n][i] - soft[n].m);
+      if (me.r == 0) soft[n].l += logit[n][i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; i++) {
+#pragma unroll
+    for (int y = 0; y < U; y++) {
+      const float2 x = values[i].pair(y);
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        soft[n].o[2 * y] = fmaf(logit[n][i], x.x, soft[n].o[2 * y]);
+        soft[n].o[2 * y + 1] = fmaf(logit[n][i], x.y, soft[n].o[2 * y + 1]);
+      }
     }
   }
 }
 
-// Raw pages lie before and behind the packed ones; groups of four tokens go round all warps of all splits.
-__device__ inline void run_raw(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, uint32_t warp, uint32_t warps,
-                               const Visible &sees, const Queries &s, Soft &soft) {
+// Raw pages lie before and behind the packed ones; groups of tokens go round all warps of all splits.
+template <int U, int N>
+__device__ void run_raw(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, uint32_t warp, uint32_t warps,
+                        const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
+  constexpr uint32_t kCount = kAtOnce<U>;
   const SequenceEntry &sequence = *item.sequence;
-  const uint32_t mine = item.split * warps + warp, all = sequence.splits * warps;
-  uint32_t next = mine;  // groups until this warp's
-  for (uint32_t p = 0; p < sequence.pages; p++) {
-    if (p == sequence.raw_front) p += sequence.packed;
-    if (p >= sequence.pages) break;
-    const PageEntry page = plan.pages[sequence.page_begin + p];
-    const uint32_t groups = (page.count + 3) / 4;
-    for (; next < groups; next += all) raw_tokens(a, item, me, page, 4 * next, sees, s, soft);
+  const uint32_t all = sequence.splits * warps, pages = sequence.pages, front = sequence.raw_front, packed = sequence.packed;
+  const PageEntry *list = plan.pages + sequence.page_begin;
+  uint32_t next = item.split * warps + warp;  // groups until this warp's
+  for (uint32_t p = 0; p < pages; p++) {
+    if (p == front) p += packed;
+    if (p >= pages) break;
+    const PageEntry page = list[p];
+    const uint32_t groups = (page.count + kCount - 1) / kCount;
+    for (; next < groups; next += all) raw_tokens<U, N>(a, item, me, page, kCount * next, sees, s, soft);
     next -= groups;
   }
 }
 
 // Outputs of raw pages to the order in which values are stored: section 3, with y and r in registers and lanes.
-__device__ inline void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)[16]) {
+template <int U>
+__device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)[2 * U]) {
   const uint64_t seed = sign_seed(f.seed, f.tensor, 0, f.region[0].rotation);
-  const uint64_t signs[2] = {splitmix64(seed) >> me.r, splitmix64(seed ^ 1) >> me.r};
 #pragma unroll
-  for (int y = 0; y < 16; y++)
-    if (signs[y / 8] >> (8 * (y % 8)) & 1u) o[y] = -o[y];
+  for (int w = 0; w < U / 4; w++) {
+    const uint64_t signs = splitmix64(seed ^ w) >> me.r;
+#pragma unroll
+    for (int y = 0; y < 8; y++)
+      if (signs >> 8 * y & 1u) o[8 * w + y] = -o[8 * w + y];
+  }
 #pragma unroll
   for (int d = 4; d < 32; d *= 2)
 #pragma unroll
-    for (int y = 0; y < 16; y++) {
+    for (int y = 0; y < 2 * U; y++) {
       const float other = __shfl_xor_sync(~0u, o[y], d);
       o[y] = me.lane & d ? other - o[y] : o[y] + other;
     }
 #pragma unroll
-  for (int d = 1; d < 16; d *= 2)
+  for (int d = 1; d < 2 * U; d *= 2)
 #pragma unroll
-    for (int y = 0; y < 16; y++)
+    for (int y = 0; y < 2 * U; y++)
       if (!(y & d)) {
         const float s = o[y], t = o[y + d];
         o[y] = s + t, o[y + d] = s - t;
       }
+  const float scale = rsqrtf(16.0f * U);
 #pragma unroll
-  for (int y = 0; y < 16; y++) o[y] *= 0.0883883476f;  // 1 / sqrt(128)
+  for (int y = 0; y < 2 * U; y++) o[y] *= scale;
 }
+
+// ---- packed pages
 
 // A warp's walk over the packed pages of an item; opened before the queries are there, so that pages are on their way.  Addresses
 // are read 32 at a time into the lanes of the warp, the next 32 ahead of time.
 struct Walk {
   const PageEntry *list;  // of page 0; the next one is `step` entries on
-  uint32_t step, count, offset, bytes, slot_bytes, ring, barrier;  // the last two: shared addresses
+  uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
+  HeadBlob blob[2];
   uint32_t phases;        // bit s: of stage s
   uint64_t page, next_page;
+  uint32_t tag, next_tag;  // kind + 2 * whole
 
-  __device__ void read(uint32_t i, uint64_t *at) const {
-    if (i < count) *at = reinterpret_cast<uint64_t>(list[i * step].page);
+  __device__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
+    if (i >= count) return;
+    const PageEntry &entry = list[i * step];
+    *at = reinterpret_cast<uint64_t>(entry.page);
+    *what = entry.kind + 2 * entry.whole;
   }
   // Page i, at most 31 ahead of the page that is worked on, `now`.
   __device__ void fetch(uint32_t i, uint32_t now, uint32_t lane) {
-    const uint64_t at = __shfl_sync(~0u, i / 32 == now / 32 ? page : next_page, i % 32);
-    fetch_page(ring + i % kStages * slot_bytes, reinterpret_cast<const uint8_t *>(at) + offset, bytes, barrier + i % kStages * 8, lane);
+    const bool near = i / 32 == now / 32;
+    const uint64_t at = __shfl_sync(~0u, near ? page : next_page, i % 32);
+    const bool second = __shfl_sync(~0u, near ? tag : next_tag, i % 32) & 1u;
+    fetch_page(ring + i % kStages * slot_bytes, reinterpret_cast<const uint8_t *>(at) + (second ? blob[1].offset : blob[0].offset),
+               second ? blob[1].bytes : blob[0].bytes, barrier + i % kStages * 8, lane);
   }
   __device__ void advance(uint32_t now, uint32_t lane) {  // page `now` is done
     if (now % 32 != 31) return;
-    page = next_page;
-    read(now + 33 + lane, &next_page);
+    page = next_page, tag = next_tag;
+    read(now + 33 + lane, &next_page, &next_tag);
   }
 };
 
-__device__ inline Walk open_walk(const Plan &plan, const Item &item, const Lane &me, uint32_t warp, uint32_t warps, uint32_t slot_bytes,
-                                 const uint8_t *ring, Queries &s, uint32_t phases) {
-  const SequenceEntry &sequence = *item.sequence;
-  const HeadBlob blob = sequence.blobs[0][item.head];
-  const uint32_t begin = uint32_t(uint64_t(sequence.packed) * item.split / sequence.splits);
-  const uint32_t end = uint32_t(uint64_t(sequence.packed) * (item.split + 1) / sequence.splits);
+__device__ inline Walk open_walk(const Plan &plan, const AttendArguments &a, uint32_t index, const Lane &me, uint32_t warp, uint32_t warps,
+                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t phases) {
+  const ShareEntry &share = plan.shares[index / a.kv_heads];
+  const uint32_t head = index % a.kv_heads, pages = share.packed;
   Walk walk;
-  walk.list = plan.pages + sequence.page_begin + sequence.raw_front + begin + warp;
+  walk.list = plan.pages + share.first_page + warp;
   walk.step = warps;
-  walk.count = end - begin > warp ? (end - begin - warp + warps - 1) / warps : 0;
-  walk.offset = blob.offset, walk.bytes = blob.bytes, walk.slot_bytes = slot_bytes;
+  walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
+  walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
+  walk.read(me.lane, &walk.page, &walk.tag);
+  walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
+  walk.blob[0] = share.blobs[0] ? share.blobs[0][head] : HeadBlob{};
+  walk.blob[1] = share.blobs[1] ? share.blobs[1][head] : HeadBlob{};
+  walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
-  walk.barrier = shared_address(s.barrier + warp * kStages);
+  walk.barrier = shared_address(barriers + warp * kStages);
   walk.phases = phases;
-  walk.page = walk.next_page = 0;
-  walk.read(me.lane, &walk.page);
-  walk.read(32 + me.lane, &walk.next_page);
   open_ring();
   for (uint32_t i = 0; i < kStages && i < walk.count; i++) walk.fetch(i, 0, me.lane);
   return walk;
 }
 
-template <class Keys, class Values>
-__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Values &values, const TensorFormat &key, const TensorFormat &value,
-                                         const uint8_t *page, bool plain, const PageEntry &entry, float softcap, const Visible &sees,
-                                         const float *q, Soft &soft) {
-  uint32_t tokens = key.page_tokens, position = 0;
-  bool masked = false;
-  if (!plain) {
-    tokens = entry.count, position = entry.position;
-    masked = __any_sync(~0u, tokens < key.page_tokens || position < sees.begin || position + tokens > sees.end);
-  }
-  const uint8_t *key_codes = page + key.codes, *value_codes = page + value.codes, *params = page + key.params;
+// One class of pages: how its codes are read, and where its parts lie.
+template <class KeyCode, class ValueCode>
+struct Pages {
+  using Key = KeyCode;
+  using Value = ValueCode;
+  RowClass key, value;
+  uint32_t params, key_codes, value_codes, tile_stride, page_tokens, group, group_bytes;
+
+  __device__ __forceinline__ Pages(const TensorFormat &k, const TensorFormat &v)
+      : key(k), value(v), params(k.params), key_codes(k.codes), value_codes(v.codes), tile_stride(k.tile_stride), page_tokens(uniform(k.page_tokens)),
+        group(uniform(k.group)), group_bytes(2 * k.dim * k.param_bytes) {}
+};
+struct NoPages {};
+
+// entry: nullptr where nothing of the page need be hidden.
+template <class Class, class Keys, int U, int N>
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, const uint8_t *page, const PageEntry *entry,
+                                         const uint32_t *positions, float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
+  const uint32_t tokens = entry ? entry->count : pages.page_tokens;
+  const uint8_t *key_codes = page + pages.key_codes, *value_codes = page + pages.value_codes, *params = page + pages.params;
 #pragma unroll 1
   for (uint32_t done = 0; done < tokens; done += kTile) {
-    if (Keys::kColumns && (done & (key.group - 1)) == 0) {  // a group is a power of two of tiles
-      keys.begin_page(me, key, q, params);
-      params += 2 * kFastDim * key.param_bytes;
-    }
-    if (!masked) {
-      run_tile<false>(me, keys, values, key, key_codes, value_codes, softcap, Mask{}, soft);
+    if constexpr (Keys::kColumns)
+      if ((done & (pages.group - 1)) == 0) {  // a group is a power of two of tiles
+        keys.begin_group(me, q, params, pages.key.param_bytes);
+        params += pages.group_bytes;
+      }
+    if (!entry) {
+      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, Mask{}, sees, soft);
     } else {
-      const int64_t from = int64_t(position) + done;
-      const Mask mask{int(max(int64_t(sees.begin) - from, int64_t(0))),
-                      int(min(min(int64_t(sees.end) - from, int64_t(tokens) - done), int64_t(kTile)))};
-      run_tile<true>(me, keys, values, key, key_codes, value_codes, softcap, mask, soft);
+      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done, tokens - done};
+      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, mask, sees, soft);
     }
-    key_codes += key.tile_stride, value_codes += key.tile_stride;
+    key_codes += pages.tile_stride, value_codes += pages.tile_stride;
   }
 }
 
-template <class Keys, class Values>
-__device__ void run_packed(const AttendArguments &a, const Item &item, const Lane &me, Walk &walk, const Visible &sees, Queries &s,
-                           Soft &soft) {
-  const TensorFormat &key = item.sequence->tensors[0][2 * item.head], &value = item.sequence->tensors[0][2 * item.head + 1];
+template <class First, class Second, int U, int N>
+__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, Walk &walk,
+                                           const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
+  using Keys = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>, RowKeys<U, N>>;
+  constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
+  const TensorFormat *const *all = item.sequence->tensors;
+  const TensorFormat *mine[2];  // a class that the sequence lacks is never looked at
+  mine[0] = (all[0] ? all[0] : all[1]) + 2 * item.head, mine[1] = (all[1] ? all[1] : all[0]) + 2 * item.head;
   Keys keys;
-  Values values;
-  keys.begin_item(me, key, s.slot, s.center);
-  values.begin_item(value);
-  const bool plain = item.sequence->plain && a.window == 0;
+  keys.begin_item(me, *mine[0], s.slot, s.center);
+  const First first(mine[0][0], mine[0][1]);
+  const std::conditional_t<kTwo, Second, First> second(mine[1][0], mine[1][1]);
   const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
   for (uint32_t i = 0; i < walk.count; i++) {
     const uint32_t stage = i % kStages;
+    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, i % 32));
+    const PageEntry *entry = tag < 2 || a.window ? walk.list + i * walk.step : nullptr;
+    const uint8_t *page = ring + stage * walk.slot_bytes;
     await_page(walk.barrier + 8 * stage, walk.phases >> stage & 1);
     walk.phases ^= 1u << stage;
-    run_page(me, keys, values, key, value, ring + stage * walk.slot_bytes, plain, walk.list[i * walk.step], a.softcap, sees, s.slot, soft);
+    if (!kTwo || !(tag & 1))
+      run_page(me, keys, first, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
+    else if constexpr (kTwo)
+      run_page(me, keys, second, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
     __syncwarp();
     if (i + kStages < walk.count) walk.fetch(i + kStages, i, me.lane);
     walk.advance(i, me.lane);
   }
 }
 
-// A block's warps to one result in shared memory: o [kRows][kFastDim], ml.
-__device__ inline void merge_warps(const Lane &me, uint32_t warp, uint32_t warps, Soft &soft, float *memory, float *o, float *ml) {
-  soft.l = lanes_sum(soft.l);
-  soft.zero = lanes_sum(soft.zero);
-  float *states = memory + warps * kRows * kFastDim;
+// ---- the block
+
+// A block's warps to one result in shared memory: o [rows][dim], ml.
+template <int U, int N>
+__device__ void merge_warps(const Lane &me, uint32_t warp, uint32_t warps, Soft<U> (&soft)[N], float *memory, float *o, float *ml) {
+  constexpr uint32_t kDim = 16 * U, kItemRows = kRows * N;
+  float *states = memory + warps * kItemRows * kDim;
   __syncthreads();  // the ring is free
-  float *mine = memory + (warp * kRows + me.t) * kFastDim;
 #pragma unroll
-  for (int y = 0; y < 16; y++) mine[8 * y + me.r] = soft.o[y] + soft.zero;
-  if (me.r == 0) states[(warp * kRows + me.t) * 2] = soft.m, states[(warp * kRows + me.t) * 2 + 1] = soft.l;
+  for (int n = 0; n < N; n++) {
+    const uint32_t row = warp * kItemRows + 4 * n + me.t;
+    soft[n].l = lanes_sum(soft[n].l);
+    soft[n].zero = lanes_sum(soft[n].zero);
+#pragma unroll
+    for (int y = 0; y < 2 * U; y++) memory[row * kDim + 8 * y + me.r] = soft[n].o[y] + soft[n].zero;
+    if (me.r == 0) states[2 * row] = soft[n].m, states[2 * row + 1] = soft[n].l;
+  }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kRows * kFastDim; i += blockDim.x) {
-    const uint32_t row = i / kFastDim;
+  for (uint32_t i = threadIdx.x; i < kItemRows * kDim; i += blockDim.x) {
+    const uint32_t row = i / kDim;
     float m = kUnseen, l = 0, sum = 0;
-    for (uint32_t w = 0; w < warps; w++) m = fmaxf(m, states[(w * kRows + row) * 2]);
+    for (uint32_t w = 0; w < warps; w++) m = fmaxf(m, states[(w * kItemRows + row) * 2]);
     for (uint32_t w = 0; w < warps; w++) {
-      const float scale = exp2_fast(states[(w * kRows + row) * 2] - m);
-      l = fmaf(scale, states[(w * kRows + row) * 2 + 1], l);
-      sum = fmaf(scale, memory[w * kRows * kFastDim + i], sum);
+      const float scale = exp2_fast(states[(w * kItemRows + row) * 2] - m);
+      l = fmaf(scale, states[(w * kItemRows + row) * 2 + 1], l);
+      sum = fmaf(scale, memory[w * kItemRows * kDim + i], sum);
     }
     o[i] = sum;
-    if (i % kFastDim == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
+    if (i % kDim == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
   }
 }
 
-template <class Keys, class Values>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
+template <int U, int N, class First, class Second>
+__global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
   extern __shared__ __align__(128) uint8_t ring[];
-  __shared__ __align__(16) Queries s;
+  __shared__ __align__(16) Queries<U, N> s;
+  constexpr int kDim = 16 * U, C = U / 2;
   const Plan plan = *a.plan;
   const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const Lane me{lane, lane >> 2, lane & 3, lane >> 3, lane >> 2 & 1};
@@ -263,46 +348,55 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) fused_kernel(const __grid_c
   __syncthreads();
   uint32_t phases = 0;  // of every stage
   for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
+    Walk walk = open_walk(plan, a, index, me, warp, warps, slot_bytes, ring, s.barrier, phases);
     const Item item = find_item(plan, a, index);
-    const TensorFormat *formats = item.sequence->tensors[0];
+    const TensorFormat *formats = item.sequence->tensors[0] ? item.sequence->tensors[0] : item.sequence->tensors[1];
     const TensorFormat *key = formats ? formats + 2 * item.head : nullptr, *value = key ? key + 1 : nullptr;
-    Walk walk{};
-    if (key) walk = open_walk(plan, item, me, warp, warps, slot_bytes, ring, s, phases);
-    load_queries(a, item, key, s);
-    const Visible sees = visible(item, a, me.t);
-    // Rows that do not exist see everything, so that they never ask for masks.
-    const Visible packed_sees = me.t < item.rows ? sees : Visible{0, ~0u};
-    Soft soft;
-    run_raw(plan, a, item, me, warp, warps, sees, s, soft);
-    if (value && value->rotate) rotate_outputs(me, *value, soft.o);
+    load_queries<U, N>(a, item, key, s);
+    Visible sees[N], packed_sees[N];
+    Soft<U> soft[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      sees[n] = visible(item, a, 4 * n + me.t);
+      packed_sees[n] = 4 * n + me.t < item.rows ? sees[n] : Visible{0, ~0u};
+    }
+    run_raw<U, N>(plan, a, item, me, warp, warps, sees, s, soft);
     if (key) {
-      run_packed<Keys, Values>(a, item, me, walk, packed_sees, s, soft);
+      if (value->rotate)
+#pragma unroll
+        for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
+      run_packed<First, Second, U, N>(plan, a, item, me, walk, packed_sees, s, soft);
       phases = walk.phases;
     }
-    merge_warps(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
-    finish_item(plan, a, item, s.raw, s.ml, [&] {
-      if (!value || !value->rotate || warp >= kRows) return;
-      float4 *row = reinterpret_cast<float4 *>(s.raw + warp * kFastDim) + lane;
-      float x[4] = {row->x, row->y, row->z, row->w};
-      rotate_row(lane, *value, true, x);
-      *row = make_float4(x[0], x[1], x[2], x[3]);
+    merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
+    finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
+      if (!value || !value->rotate) return;
+      for (uint32_t row = warp; row < kRows * N; row += warps) {
+        float x[C], *at = s.raw + row * kDim + C * lane;
+#pragma unroll
+        for (int j = 0; j < C; j++) x[j] = at[j];
+        rotate_row(lane, *value, true, x);
+#pragma unroll
+        for (int j = 0; j < C; j++) at[j] = x[j];
+      }
     });
   }
 }
 
 // Shapes of a block: many warps for long sequences, small blocks for many short ones.
-template <class Keys, class Values>
+template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
-  const auto kernel = fused_kernel<Keys, Values>;
-  constexpr uint32_t kMost = 220 * 1024;
+  const auto kernel = fused_kernel<U, N, First, Second>;
+  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps(U, N);
   const uint32_t slot = (launch.blob_bytes + 127) / 128 * 128;
   uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
-  while (warps > 4 && warps * kStages * slot > kMost) warps -= 4;
-  const uint32_t bytes = max(warps * kStages * slot, warps * kRows * (kFastDim + 2) * uint32_t(sizeof(float)));
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+  warps = min(warps, kMost);
+  while (warps > 1 && warps * kStages * slot > kShared - kStatic) warps -= warps > 4 ? 4 : 1;
+  const uint32_t bytes = max(warps * kStages * slot, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;
-  const uint32_t blocks = warps == 4 ? processors * min(4u, kMost / (bytes + 8192)) : processors;
-  kernel<<<blocks, warps * 32, bytes, stream>>>(a, slot);
+  const uint32_t at_once = min(kMost / warps, (kShared + kReserved) / (bytes + kStatic + kReserved));
+  kernel<<<processors * max(1u, at_once), warps * 32, bytes, stream>>>(a, slot);
   return cudaGetLastError();
 }
 

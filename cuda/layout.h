@@ -3,12 +3,17 @@
 // A page is one blob per KV head; a blob holds the codes and parameters of K and V.  Codes of a tensor lie in one of two layouts:
 //   streams    per region (slots that share a level count) a stream of words, `digits` codes in `bits` bits as on the wire;
 //              rows: code token * count + j, columns: code j * page_tokens + token.  Any codec, any dimension.
-//   fragments  tiles of 64 tokens in the order of the operands of mma.m16n8k32 (below), for a head dimension of 128.
+//   fragments  tiles of 64 tokens in the order of the operands of mma.m16n8k32 (below), for head dimensions of 64, 128 and 256.
 //
 // Fragments.  lane = 4 * r + t.  A register is four codes, byte j = 0..3; a unit is eight registers of all 32 lanes:
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
-// A unit of width w has w words a lane (struct Lanes); where the bits of a code lie in them: put_code below.
+// Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
+//   nibbles  books of 4, 8 and 16 levels: a unit of width w has w words; selectors of a byte permutation lie in nibbles (code_bit)
+//   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
+//            plane first the units that have one bit of it (one word each), then those that have two (two words each)
+//   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
+//   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +24,7 @@ namespace kvq::cuda {
 
 enum class Family : uint8_t { rows_book, rows_affine, columns, polar, raw };
 enum class Layout : uint8_t { streams, fragments };
+enum class Coding : uint8_t { nibbles, planes, crumbs, radix };
 
 // One book of section 2.3 in device memory.
 struct DeviceBook {
@@ -29,7 +35,7 @@ struct DeviceBook {
 };
 
 constexpr uint32_t kMaxRegions = 9;
-constexpr uint32_t kTile = 64, kFastDim = 128, kUnits = 8;
+constexpr uint32_t kTile = 64, kMaxUnits = 16, kPlanes = 3;
 
 // Slots [first, first + count) of one level count.
 struct Region {
@@ -57,11 +63,13 @@ struct TensorFormat {
   uint32_t codes, tile_stride;               // of tile 0; between tiles (fragments)
   uint32_t params, params_stride;            // parameters; fragments: rows between tiles
   uint32_t positions;                        // kitty: position bytes [groups][dim]
-  alignas(8) uint8_t width[kUnits];                     // fragments: of a unit; 0: no codes
-  uint16_t unit[kUnits];                     // fragments: offset of a unit in a tile's codes
-  uint8_t book16;                            // fragments of width 4: sign and magnitude instead of the code
-  uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
-  float book_scale;                          // fragments: of the only region
+  Coding coding;                             // fragments, and all that follows
+  uint8_t swizzled;                          // radix with a table of levels: bytes are exchanged as swizzle() says
+  uint8_t book16;                            // nibbles of 16 levels: sign and magnitude instead of the code
+  alignas(8) uint8_t first[2 * kPlanes + 2]; // planes: units of fewer than i bits
+  uint8_t width[kMaxUnits];                  // nibbles, planes: of a unit; 0: no codes
+  uint32_t table[2];                         // levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
+  float book_scale;                          // of a level, or of a digit where levels are linear
 };
 
 struct HeadBlob {
@@ -103,23 +111,21 @@ KVQ_HD inline uint32_t lane_word(uint32_t n, uint32_t lane, uint32_t i) {
   return (n - 1) * 32 + lane;
 }
 
+// ---- nibbles
+
 // One bit of a code: bit `bit` of word `word`.
 struct BitPlace {
   uint32_t word, bit;
 };
 // Where bit b of the stored code of (register, byte) lies in a unit of a width.
-KVQ_HD inline BitPlace code_bit(uint32_t width, bool book16, uint32_t reg, uint32_t byte, uint32_t b) {
+KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uint32_t b) {
   switch (width) {
-    case 1:
-      return {0, 16 * (reg & 1) + 4 * byte + reg / 2};
     case 2:
       return {reg / 4, 16 * (reg & 1) + 4 * byte + 2 * (reg >> 1 & 1) + b};
     case 3:
       if (reg < 6) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
       return {b, 16 * (reg - 6) + 4 * byte + 3};
     default:
-      if (b >= 4) return width == 5 ? BitPlace{4, 8 * byte + reg} : BitPlace{4 + reg / 4, 8 * byte + 2 * (reg % 4) + b - 4};
-      if (!book16) return {reg / 2, 8 * byte + 4 * (reg & 1) + b};
       if (b < 3) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
       return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
   }
@@ -128,6 +134,56 @@ KVQ_HD inline BitPlace code_bit(uint32_t width, bool book16, uint32_t reg, uint3
 // Codes of 16-level books are stored as magnitude and sign: levels are antisymmetric.
 KVQ_HD inline uint32_t stored_code(bool book16, uint32_t code) { return !book16 ? code : code >= 8 ? code - 8 : (7 - code) | 8; }
 KVQ_HD inline uint32_t plain_code(bool book16, uint32_t stored) { return !book16 ? stored : stored & 8 ? 7 - (stored & 7) : stored + 8; }
+
+// ---- planes
+
+KVQ_HD inline uint32_t plane_words(const TensorFormat &f, uint32_t p) {
+  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
+  return crumb - bit + 2 * (f.dim / 16 - crumb);
+}
+// Number of the first word of plane p of a unit that has it.
+KVQ_HD inline uint32_t plane_word(const TensorFormat &f, uint32_t p, uint32_t unit) {
+  uint32_t at = 0;
+  for (uint32_t above = p + 1; above < kPlanes; above++) at += plane_words(f, above);
+  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
+  return at + (unit < crumb ? unit - bit : crumb - bit + 2 * (unit - crumb));
+}
+
+// ---- radix
+
+// A byte holds the fraction F = ceil(256 * x / L^n) of x = d0 + d1 * L + ...: F * L^(n-i) / 256 is x / L^i for every i (checked for all
+// x by hand: the error of F stays below a digit).  Word 4 * k + q has the digits d of y = n * k + d; the y that are left (y = 15) are
+// singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  Only a dimension of 128.
+struct DigitShape {
+  uint32_t levels, digits, power, words;
+};
+KVQ_HD constexpr DigitShape digits_of(uint32_t levels) {
+  return levels == 3 ? DigitShape{3, 5, 243, 13} : levels == 5 ? DigitShape{5, 3, 125, 19} : DigitShape{6, 3, 216, 22};
+}
+// Where a single's bit lies.
+KVQ_HD inline BitPlace single_bit(uint32_t levels, uint32_t q, uint32_t byte, uint32_t b) {
+  if (levels == 3) return {12, 8 * byte + 2 * q + b};
+  if (levels == 5) return {7 + 3 * q + b, 8 * byte};
+  return {20 + q / 2, 8 * byte + 4 * (q & 1) + b};
+}
+// Levels are looked up for two q at once, which exchanges bytes: where code (q, byte) is stored.
+struct QByte {
+  uint32_t q, byte;
+};
+KVQ_HD inline QByte swizzle(bool swizzled, uint32_t q, uint32_t byte) {
+  return swizzled ? QByte{(q & 2) | (byte & 1), 2 * (q & 1) + byte / 2} : QByte{q, byte};
+}
+KVQ_HD constexpr QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
+  return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
+}
+
+// Words of a lane in a tile.
+KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
+  uint32_t words = 0;
+  if (f.coding == Coding::radix) return digits_of(f.region[0].levels).words;
+  for (uint32_t u = 0; u < f.dim / 16; u++) words += f.width[u];
+  return words;
+}
 
 // Row parameters of a tile in the order [token % 8][token / 8], so that a lane's eight lie together.
 KVQ_HD inline uint32_t row_place(uint32_t token) { return token % 8 * 8 + token / 8; }

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "codec/bits.h"
@@ -69,32 +70,56 @@ Family family_of(const HeadFormat &head) {
 
 uint32_t width_of(uint32_t levels) { return uint32_t(std::bit_width(levels - 1)); }
 
-// Can keys lie in fragments?
-KeyPath key_path(const HeadFormat &head, uint32_t page_tokens) {
-  if (head.shape.dim != kFastDim || page_tokens % kTile) return KeyPath::none;
-  const Codec &codec = head.codec;
-  if (codec.kind == Kind::lloyd)
-    return codec.levels == 4 ? KeyPath::book2 : codec.levels == 8 ? KeyPath::book3 : codec.levels == 16 ? KeyPath::book4 : KeyPath::none;
-  if (codec.kind != Kind::affine_channel && codec.kind != Kind::channel_widths && codec.kind != Kind::pair_mix) return KeyPath::none;
-  if (codec.group % kTile || !std::has_single_bit(codec.group)) return KeyPath::none;
-  for (const SlotClass &cls : head.classes)
-    if (!std::has_single_bit(cls.levels) || cls.levels > 64) return KeyPath::none;
-  if (head.classes.size() == 1 && head.classes[0].levels == 4) return KeyPath::columns_2;
-  if (head.classes.size() == 2 && head.classes[0].levels == 2 && head.classes[0].count == kFastDim / 2 && head.classes[1].levels == 8)
-    return KeyPath::columns_13;
-  return KeyPath::columns;
+Code book_code(uint32_t levels) {
+  switch (levels) {
+    case 3:
+      return Code::levels3;
+    case 4:
+      return Code::book2;
+    case 5:
+      return Code::levels5;
+    case 6:
+      return Code::levels6;
+    case 7:
+    case 8:
+      return Code::book3;
+    case 16:
+      return Code::book4;
+    default:
+      return Code::none;
+  }
 }
 
-ValuePath value_path(const HeadFormat &head, uint32_t page_tokens) {
-  if (head.shape.dim != kFastDim || page_tokens % kTile) return ValuePath::none;
+Code affine_code(const HeadFormat &head) {
   const Codec &codec = head.codec;
-  if (codec.kind == Kind::lloyd)
-    return codec.levels == 4   ? ValuePath::book2
-           : codec.levels == 8 ? ValuePath::book3
-           : codec.levels == 16 ? ValuePath::book4
-                                : ValuePath::none;
-  if (codec.kind == Kind::affine_token && codec.levels == 4 && codec.group == kFastDim) return ValuePath::affine2;
-  return ValuePath::none;
+  if (codec.group != head.shape.dim) return Code::none;
+  if (codec.levels == 4 && head.shape.tensor == KVQ_TENSOR_V) return Code::crumbs;
+  return codec.levels == 5 ? Code::rows5 : codec.levels == 6 ? Code::rows6 : Code::none;
+}
+
+// Widths that are powers of two, up to 6 bits, in whole groups of tiles.
+Code column_code(const HeadFormat &head) {
+  if (head.codec.group % kTile || !std::has_single_bit(head.codec.group)) return Code::none;
+  for (const SlotClass &cls : head.classes)
+    if (!std::has_single_bit(cls.levels) || cls.levels > 64) return Code::none;
+  return Code::planes;
+}
+
+// How fused kernels would read a tensor's codes.
+Code code_of(const HeadFormat &head, uint32_t page_tokens) {
+  if (page_tokens % kTile) return Code::none;
+  switch (head.codec.kind) {
+    case Kind::lloyd:
+      return book_code(head.codec.levels);
+    case Kind::affine_token:
+      return affine_code(head);
+    case Kind::affine_channel:
+    case Kind::channel_widths:
+    case Kind::pair_mix:
+      return column_code(head);
+    default:
+      return Code::none;
+  }
 }
 
 }  // namespace
@@ -107,21 +132,22 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   page_tokens = tokens;
   const uint32_t heads = uint32_t(k.size());
   for (uint32_t h = 0; h < heads; h++) {
-    const KeyPath key = key_path(k[h], tokens);
-    const ValuePath value = value_path(v[h], tokens);
-    keys = h == 0 || key == keys ? key : KeyPath::none;
-    values = h == 0 || value == values ? value : ValuePath::none;
+    const PagePath mine{code_of(k[h], tokens), code_of(v[h], tokens)};
+    path = h == 0 || mine == path ? mine : PagePath{};
   }
-  if (!has_fused(keys, values)) keys = KeyPath::none, values = ValuePath::none;
+  const uint32_t dim = k[0].shape.dim;
+  if (dim != v[0].shape.dim || !has_fused(dim, path)) path = PagePath{};
+  raw = k[0].codec.kind == Kind::raw && v[0].codec.kind == Kind::raw && tokens == kRawTokens;
+  const bool fragments = path != PagePath{};
   tensors.resize(size_t(heads) * 2);
   blobs_.resize(heads);
   uint32_t offset = 0;
   for (uint32_t h = 0; h < heads; h++) {
     TensorFormat *key = &tensors[2 * h], *value = key + 1;
-    describe(k[h], keys != KeyPath::none, key);
-    describe(v[h], keys != KeyPath::none, value);
+    describe(k[h], fragments, key);
+    describe(v[h], fragments, value);
     uint32_t at = 0;
-    if (keys != KeyPath::none) {
+    if (fragments) {
       lay_out_fragments(key, value, &at);
     } else {
       lay_out_streams(key, &at);
@@ -204,31 +230,32 @@ void CudaPageFormat::lay_out_streams(TensorFormat *f, uint32_t *at) {
   *at += (n * f->param_bytes + 3) / 4 * 4;
 }
 
+void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
+  for (uint32_t u = 0; u < f->dim / 16; u++)
+    for (uint32_t r = 0; r < f->regions; r++) {  // the widest member's
+      const Region &region = f->region[r];
+      if (region.first < (u + 1) * 16 && region.first + region.count > u * 16 && region.levels > 1)
+        f->width[u] = std::max(f->width[u], uint8_t(width_of(region.levels)));
+    }
+  const uint32_t levels = f->region[0].levels;
+  const bool radix = levels == 3 || levels == 5 || levels == 6;
+  f->coding = code == Code::planes ? Coding::planes : code == Code::crumbs ? Coding::crumbs : radix ? Coding::radix : Coding::nibbles;
+  for (uint32_t i = 1; i < std::size(f->first); i++)
+    f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));
+  if (f->family != Family::rows_book) return;
+  const Book &book = find_book(levels);
+  f->book16 = levels == 16;
+  f->swizzled = radix && levels != 3;
+  f->book_scale = levels == 3 ? book.scale * float(book.level[2]) : book.scale;
+  for (uint32_t i = 0; i < 8; i++)
+    f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
+}
+
 // Parameters of key columns, then per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
 void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
-  const auto lay_out_units = [](TensorFormat *f) {
-    uint32_t codes = 0;
-    for (uint32_t u = 0; u < kUnits; u++) {
-      uint32_t width = 0;  // the widest member's
-      for (uint32_t r = 0; r < f->regions; r++) {
-        const Region &region = f->region[r];
-        if (region.first < (u + 1) * 16 && region.first + region.count > u * 16 && region.levels > 1)
-          width = std::max(width, width_of(region.levels));
-      }
-      f->width[u] = uint8_t(width);
-      f->unit[u] = uint16_t(codes);
-      codes += width * 128;
-    }
-    f->book16 = f->family == Family::rows_book && f->region[0].levels == 16;
-    if (f->family == Family::rows_book) {
-      const Book &book = find_book(f->region[0].levels);
-      f->book_scale = book.scale;
-      for (uint32_t i = 0; i < 8; i++)
-        f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
-    }
-    return codes;
-  };
-  const uint32_t key_codes = lay_out_units(key), value_codes = lay_out_units(value);
+  lay_out_units(key, path.keys);
+  lay_out_units(value, path.values);
+  const uint32_t key_codes = tile_words(*key) * 128, value_codes = tile_words(*value) * 128;
   const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
   const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
   const uint32_t columns = key->group ? align16(key->groups * key->dim * 2 * key->param_bytes) : 0;

@@ -18,10 +18,12 @@ class Books {
   Buffer buffer_;
 };
 
-// Which fused kernel reads pages of a format; 0: none, the general one does.  keys * 16 + values.
-// columns_2, columns_13: every unit has 2 bits; the first half 1 and the second 3 (PN-Mix with half of the channels).
-enum class KeyPath : uint8_t { none, book2, book3, book4, columns, columns_2, columns_13 };
-enum class ValuePath : uint8_t { none, book2, book3, book4, affine2 };
+// How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels.
+enum class Code : uint8_t { none, book2, book3, book4, levels3, levels5, levels6, rows5, rows6, planes, crumbs };
+struct PagePath {
+  Code keys = Code::none, values = Code::none;
+  constexpr bool operator==(const PagePath &) const = default;
+};
 
 class CudaPageFormat final : public PageFormat {
  public:
@@ -31,14 +33,15 @@ class CudaPageFormat final : public PageFormat {
 
   const HeadFormat &head_format(uint32_t head, uint32_t tensor) const { return tensor == KVQ_TENSOR_K ? k[head] : v[head]; }
   DeviceFormat device;
-  KeyPath keys = KeyPath::none;
-  ValuePath values = ValuePath::none;
+  PagePath path;            // none: pages are streams, and the general kernel reads them
+  bool raw = false;         // pages are raw pages, bit for bit
   uint32_t blob_bytes = 0;  // the largest head's
   Vector<TensorFormat> tensors;  // [kv_heads][2], as on the device
 
  private:
   void describe(const HeadFormat &head, bool fragments, TensorFormat *f);
   void lay_out_streams(TensorFormat *f, uint32_t *at);
+  void lay_out_units(TensorFormat *f, Code code);
   void lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at);
   void add_tables(const HeadFormat &head, TensorFormat *f);
 

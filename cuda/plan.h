@@ -7,8 +7,9 @@
 
 namespace kvq::cuda {
 
-constexpr uint32_t kRows = 4;  // (query, head) pairs that a block of threads works on at once
+constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
 constexpr uint32_t kRawKind = 2;
+constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 
 // A piece of a sequence, as PageView.
 struct PageEntry {
@@ -17,7 +18,7 @@ struct PageEntry {
   uint32_t position;   // of row `first`
   uint32_t positions;  // 1 + index in Plan::positions of that of row `first`; 0: the others follow
   uint32_t kind;       // class, or kRawKind
-  uint32_t pad;
+  uint32_t whole;      // full, and every query sees all of it (but for the window)
 };
 
 struct SequenceEntry {
@@ -27,7 +28,15 @@ struct SequenceEntry {
   uint32_t raw_front, packed;
   uint32_t length, n_queries, first_query;
   uint32_t splits, item_begin, group_begin;  // items: [row block][split][kv head]; groups: [row block][kv head]
-  uint32_t plain;  // every packed page is full and every query sees all of it (but for the window)
+};
+
+// What the items of all KV heads share.  Some of it is the sequence's: one read less before the first page is on its way.
+struct ShareEntry {
+  const TensorFormat *tensors[2];
+  const HeadBlob *blobs[2];
+  uint32_t sequence, block, split;
+  uint32_t first_page, packed;     // packed pages of this split
+  uint32_t pad[3];
 };
 
 struct RowEntry {
@@ -41,10 +50,11 @@ struct Plan {
   const PageEntry *pages;
   const uint32_t *positions;
   const RowEntry *rows;  // where the step's tokens go
-  const uint16_t *owners;  // [item / kv heads] number of its sequence
-  float *partials;       // [item][kRows][dim_v + 2]
+  const ShareEntry *shares;  // [item / kv heads]
+  float *partials;       // [item][rows of an item][dim_v + 2]
   uint32_t *tickets;     // [group], 0 between launches
-  uint32_t n_sequences, items, tokens, pad;
+  uint32_t n_sequences, items, tokens;
+  uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
 };
 
 constexpr uint32_t kMaxSinks = 512;

@@ -5,6 +5,7 @@
 #include <memory_resource>
 #include <unordered_map>
 
+#include "cuda/attend_fast.h"
 #include "cuda/check.h"
 
 namespace kvq::cuda {
@@ -14,14 +15,12 @@ StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
 
 namespace {
 
-constexpr uint32_t kMaxSplits = 64;
-
 // Collects the tables of a step.
 class Planner {
  public:
   Planner(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), state_(*state), memory_(state->host.get_allocator().resource()),
-        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), owners_(memory_), positions_(memory_), known_(memory_) {}
+        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), formats_(memory_), positions_(memory_), known_(memory_) {}
 
   Status run(cudaStream_t stream) {
     state_.launches.assign(shapes_.size(), LayerLaunch());
@@ -36,6 +35,8 @@ class Planner {
   void add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *plan);
   uint32_t add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry);
   uint32_t place_positions(const PageView &view);
+  void choose_kernel(uint32_t layer, size_t first, Plan *plan);
+  void order_classes(size_t first, const FusedKernel &kernel);
   void choose_splits(uint32_t layer, size_t first, Plan *plan);
   Status upload(cudaStream_t stream);
 
@@ -48,13 +49,16 @@ class Planner {
   Vector<SequenceEntry> sequences_;
   Vector<PageEntry> pages_;
   Vector<RowEntry> rows_;
-  Vector<uint16_t> owners_;
+  Vector<ShareEntry> shares_;
+  struct Classes {
+    const CudaPageFormat *format[2] = {nullptr, nullptr};
+  };
+  Vector<Classes> formats_;  // of the layer's sequences
   Vector<uint32_t> positions_;
   struct Known {
     uint32_t first, count;
   };
   std::pmr::unordered_map<const uint32_t *, Known> known_;  // lists of positions that are in positions_; layers share them
-  uint32_t page_tokens_ = 0;  // of a packed page
   size_t partials_ = 0;
   uint32_t groups_ = 0;
 };
@@ -64,6 +68,7 @@ void Planner::add_layer(uint32_t layer) {
   Plan plan{};
   // Offsets until upload.
   const size_t first = sequences_.size(), first_row = rows_.size();
+  formats_.clear();
   plan.sequences = reinterpret_cast<const SequenceEntry *>(first);
   plan.rows = reinterpret_cast<const RowEntry *>(first_row);
   uint32_t token = 0;
@@ -79,8 +84,9 @@ void Planner::add_layer(uint32_t layer) {
   }
   plan.tokens = uint32_t(rows_.size() - first_row);
   plan.n_sequences = uint32_t(sequences_.size() - first);
+  choose_kernel(layer, first, &plan);
   choose_splits(layer, first, &plan);
-  partials_ = std::max(partials_, size_t(plan.items) * kRows * (shape.dim_v + 2));
+  partials_ = std::max(partials_, size_t(plan.items) * plan.item_rows * (shape.dim_v + 2));
   plans_.push_back(plan);
 }
 
@@ -88,17 +94,10 @@ void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan 
   const PageList list = source_.pages(s, shapes_[layer].source);
   SequenceEntry entry{};
   entry.page_begin = uint32_t(pages_.size());
-  entry.pages = add_pages(layer, list, &entry);
   entry.length = uint32_t(source_.length(s, shapes_[layer].source));
   entry.n_queries = source_.tokens(s);
   entry.first_query = first_query;
-  const uint64_t seen = uint64_t(entry.length) - std::min(entry.length, entry.n_queries) + 1;  // by the oldest query
-  entry.plain = 1;
-  for (uint32_t p = 0; p < entry.pages; p++) {
-    const PageEntry &page = pages_[entry.page_begin + p];
-    const bool whole = page.kind == kRawKind || (page.count == page_tokens_ && uint64_t(page.position) + page.count <= seen);
-    entry.plain = entry.plain && whole;
-  }
+  entry.pages = add_pages(layer, list, &entry);
   sequences_.push_back(entry);
 }
 
@@ -114,50 +113,97 @@ uint32_t Planner::place_positions(const PageView &view) {
 
 uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry) {
   LayerLaunch &launch = state_.launches[layer];
-  const CudaPageFormat *formats[2] = {nullptr, nullptr};
+  Classes classes;
+  const uint64_t seen = uint64_t(entry->length) - std::min(entry->length, entry->n_queries) + 1;  // by the oldest query
   for (size_t i = 0; i < list.count; i++) {
     const PageView view = list.get(list.self, shapes_[layer].source, i);
+    const auto *format = static_cast<const CudaPageFormat *>(view.format);
     PageEntry page{view.page, view.first, view.count, uint32_t(view.position), 0, kRawKind, 0};
-    if (view.format) {
+    if (format && !format->raw) {
       if (entry->packed++ == 0) entry->raw_front = uint32_t(i);
-      const auto *format = static_cast<const CudaPageFormat *>(view.format);
-      uint32_t kind = 0;
-      while (kind < 2 && formats[kind] && formats[kind] != format) kind++;
-      if (!formats[kind]) {
-        formats[kind] = format;
-        page_tokens_ = format->page_tokens;
-        entry->tensors[kind] = format->device.tensors;
-        entry->blobs[kind] = format->device.blobs;
-        const bool first = launch.blob_bytes == 0;
-        if (!first && (launch.keys != format->keys || launch.values != format->values)) launch.keys = KeyPath::none;
-        if (first) launch.keys = format->keys, launch.values = format->values;
-        launch.blob_bytes = std::max(launch.blob_bytes, std::max(format->blob_bytes, 1u));
-      }
-      page.kind = kind;
+      page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
+      classes.format[page.kind] = format;
+      entry->tensors[page.kind] = format->device.tensors;
+      entry->blobs[page.kind] = format->device.blobs;
+      launch.blob_bytes = std::max(launch.blob_bytes, format->blob_bytes);
       if (view.positions) page.positions = place_positions(view);
+      const uint64_t last = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
+      page.whole = view.count == format->page_tokens && last < seen;
     }
     pages_.push_back(page);
   }
   if (entry->packed == 0) entry->raw_front = uint32_t(list.count);
+  formats_.push_back(classes);
   return uint32_t(list.count);
+}
+
+// Can one query serve both classes, and one rotation of the outputs?
+bool alike(const CudaPageFormat &a, const CudaPageFormat &b) {
+  for (size_t i = 0; i < a.tensors.size(); i++) {
+    const TensorFormat &f = a.tensors[i], &g = b.tensors[i];
+    const bool centers = a.k[i / 2].mu == b.k[i / 2].mu;
+    if (f.group || g.group || f.seed != g.seed || f.rotate != g.rotate || f.region[0].rotation != g.region[0].rotation || !centers) return false;
+  }
+  return true;
+}
+
+void Planner::choose_kernel(uint32_t layer, size_t first, Plan *plan) {
+  const LayerShape &shape = shapes_[layer];
+  LayerLaunch &launch = state_.launches[layer];
+  plan->item_rows = kRows;
+  PagePath paths[2];
+  uint32_t n = 0, rows = 0;
+  for (size_t s = first; s < sequences_.size(); s++) {
+    const Classes &classes = formats_[s - first];
+    if (classes.format[1] && (classes.format[0]->path == classes.format[1]->path || !alike(*classes.format[0], *classes.format[1]))) return;
+    for (const CudaPageFormat *format : classes.format) {
+      if (!format || std::find(paths, paths + n, format->path) != paths + n) continue;
+      if (format->path == PagePath{} || n == 2) return;
+      paths[n++] = format->path;
+    }
+    rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
+  }
+  if (shape.dim_k != shape.dim_v) return;
+  if (rows > kRows) launch.kernel = find_fused(shape.dim_k, paths[0], paths[1], 2);
+  if (!launch.kernel) launch.kernel = find_fused(shape.dim_k, paths[0], paths[1], 1);
+  if (!launch.kernel) return;
+  plan->item_rows = kRows * launch.kernel->row_blocks;
+  order_classes(first, *launch.kernel);
+}
+
+// Sequences number their classes as they meet them; the kernel has its own order.
+void Planner::order_classes(size_t first, const FusedKernel &kernel) {
+  for (size_t s = first; s < sequences_.size(); s++) {
+    const CudaPageFormat *format = formats_[s - first].format[0];
+    SequenceEntry &entry = sequences_[s];
+    if (!format || format->path == kernel.first) continue;
+    std::swap(entry.tensors[0], entry.tensors[1]);
+    std::swap(entry.blobs[0], entry.blobs[1]);
+    for (uint32_t p = 0; p < entry.packed; p++) pages_[entry.page_begin + entry.raw_front + p].kind ^= 1;
+  }
 }
 
 // Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
 void Planner::choose_splits(uint32_t layer, size_t first, Plan *plan) {
   const LayerShape &shape = shapes_[layer];
   const uint32_t ratio = shape.q_heads / shape.kv_heads;
-  const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + kRows - 1) / kRows; };
+  const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + plan->item_rows - 1) / plan->item_rows; };
   uint64_t work = 0;
   for (size_t s = first; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
   const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
-  plan->owners = reinterpret_cast<const uint16_t *>(owners_.size());
+  plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   uint32_t items = 0, groups = 0;
   for (size_t s = first; s < sequences_.size(); s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
     entry.item_begin = items;
     entry.group_begin = groups;
-    owners_.insert(owners_.end(), size_t(blocks(entry)) * entry.splits, uint16_t(s - first));
+    for (uint32_t block = 0; block < blocks(entry); block++)
+      for (uint32_t split = 0; split < entry.splits; split++) {
+        const uint32_t begin = uint32_t(uint64_t(entry.packed) * split / entry.splits), end = uint32_t(uint64_t(entry.packed) * (split + 1) / entry.splits);
+        shares_.push_back({{entry.tensors[0], entry.tensors[1]}, {entry.blobs[0], entry.blobs[1]}, uint32_t(s - first), block, split,
+                           entry.page_begin + entry.raw_front + begin, end - begin, {}});
+      }
     items += blocks(entry) * entry.splits * shape.kv_heads;
     groups += blocks(entry) * shape.kv_heads;
   }
@@ -179,7 +225,7 @@ size_t append(Vector<char> *to, const Vector<T> &from) {
 Status Planner::upload(cudaStream_t stream) {
   state_.host.clear();
   const size_t sequences = append(&state_.host, sequences_), pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
-  const size_t positions = append(&state_.host, positions_), owners = append(&state_.host, owners_);
+  const size_t positions = append(&state_.host, positions_), shares = append(&state_.host, shares_);
   if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
   state_.plans.reserve(plans_.size() * sizeof(Plan));
@@ -194,7 +240,7 @@ Status Planner::upload(cudaStream_t stream) {
   for (Plan &plan : plans_) {
     plan.sequences = reinterpret_cast<const SequenceEntry *>(base + sequences) + reinterpret_cast<uintptr_t>(plan.sequences);
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
-    plan.owners = reinterpret_cast<const uint16_t *>(base + owners) + reinterpret_cast<uintptr_t>(plan.owners);
+    plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
     plan.positions = reinterpret_cast<const uint32_t *>(base + positions);
     plan.partials = state_.partials.as<float>();

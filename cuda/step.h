@@ -10,11 +10,12 @@
 
 namespace kvq::cuda {
 
+struct FusedKernel;
+
 // How a layer's attention runs in this step.
 struct LayerLaunch {
-  KeyPath keys = KeyPath::none;
-  ValuePath values = ValuePath::none;
-  uint32_t blob_bytes = 0, items = 0, pages_per_item = 0;
+  const FusedKernel *kernel = nullptr;  // nullptr: the general one
+  uint32_t blob_bytes = 1, items = 0, pages_per_item = 0;
 };
 
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.

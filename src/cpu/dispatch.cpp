@@ -1,6 +1,8 @@
 // Which table of kernels runs here.
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include <cstdlib>
@@ -27,13 +29,21 @@ bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
 #endif
+#if defined(__aarch64__)
+bool has_neon() {
+  constexpr unsigned long kNeeded = HWCAP_ASIMDHP | HWCAP_ASIMDDP;
+  return (getauxval(AT_HWCAP) & kNeeded) == kNeeded;
+}
+#else
+bool has_neon() { return false; }
+#endif
 
 }  // namespace
 
 const Kernels &select_kernels() {
   // Best first.
   const Kernels *const tables[] = {has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr,
-                                   has_avx2() ? kernels_avx2 : nullptr, &kernels_portable};
+                                   has_avx2() ? kernels_avx2 : nullptr, has_neon() ? kernels_neon : nullptr, &kernels_portable};
   if (const char *wanted = std::getenv("KVQ_CPU"))
     for (const Kernels *table : tables)
       if (table && std::strcmp(table->name, wanted) == 0) return *table;

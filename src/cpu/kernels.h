@@ -129,9 +129,10 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
-extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512;
+extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_neon;
 
-// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avxvnni, avx512) if it runs here.
+// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avxvnni, avx512, neon) if it
+// runs here.
 const Kernels &select_kernels();
 
 }  // namespace kvq::cpu

@@ -76,16 +76,22 @@ class CenterSum {
  public:
   CenterSum(uint32_t dim, std::pmr::memory_resource *memory) : sum_(dim, 0, memory) {}
   void add(const uint16_t *rows, size_t count);         // [count][dim]
+  void add(const ChannelSums *sums, uint64_t count);    // [dim], of so many rows
   void mean(std::span<uint16_t> mu) const;              // 0 without tokens
+  std::pmr::memory_resource *resource() const { return sum_.get_allocator().resource(); }
+
  private:
   std::pmr::vector<Int128> sum_;
   uint64_t count_ = 0;
 };
 
 // Add entered fp16 rows [count][stride] of one KV head to its statistics; q rows likewise (all query heads in turn).
-void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics);
-void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadStatistics *statistics);
-void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics);
+void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics,
+                        const Loops &loops = loops_portable);
+void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadStatistics *statistics,
+                          const Loops &loops = loops_portable);
+void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics,
+                          const Loops &loops = loops_portable);
 void reset_statistics(const LayerShape &shape, LayerStatistics *statistics);
 
 // ---- the blob of kvq_policy_get / kvq_policy_set: everything frozen, with the recipe text and the geometry it belongs to

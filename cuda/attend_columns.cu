@@ -1,0 +1,30 @@
+// Fused kernels for keys in columns.
+#include "cuda/fused_kernel.cuh"
+
+namespace kvq::cuda {
+namespace {
+
+template <int U, int N, class Values>
+constexpr FusedKernel columns(Code values) {
+  return {16 * U, N, {Code::planes, values}, {}, launch_fused<U, N, Pages<Planes, Values>, NoPages>};
+}
+constexpr FusedKernel kColumns[] = {
+    columns<8, 1, Crumbs>(Code::crumbs),
+    columns<8, 1, Nibbles<2>>(Code::book2),
+    columns<8, 1, Digits<3, false, true>>(Code::levels3),
+    columns<8, 1, Digits<6, true, false>>(Code::levels6),
+    columns<8, 2, Crumbs>(Code::crumbs),
+    columns<8, 2, Nibbles<2>>(Code::book2),
+    columns<8, 2, Digits<3, false, true>>(Code::levels3),
+    columns<8, 2, Digits<6, true, false>>(Code::levels6),
+    columns<4, 1, Crumbs>(Code::crumbs),
+    columns<4, 1, Nibbles<2>>(Code::book2),
+    columns<16, 1, Crumbs>(Code::crumbs),
+    columns<16, 1, Nibbles<2>>(Code::book2),
+};
+
+}  // namespace
+
+std::span<const FusedKernel> fused_columns() { return kColumns; }
+
+}  // namespace kvq::cuda
