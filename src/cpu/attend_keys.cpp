@@ -62,8 +62,8 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     dot.out_stride = kLogitStride;
     dot.add = add;
     const size_t array = size_t((region.count + 3) / 4) * stride;
-    dot_region(run, region, weights, {}, array, dot);
-    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, dot);
+    dot_region(run, region, weights, {}, array, &dot);
+    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, &dot);
     doubt_rows(run, weights, region, segment.count, i > 0, tile);
     add = true;
   }
@@ -90,7 +90,7 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     quantize.rows = run.rows;
     quantize.w = slice.w + weight_place(0, 0, region.quad);
     if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, region.quad);
-    weigh(run, quantize, &weights[i]);
+    weigh(run, &quantize, &weights[i]);
   }
 }
 
@@ -129,8 +129,8 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       dot.out = run.slice.logit + first;
       dot.out_stride = kLogitStride;
       dot.add = i > 0;
-      dot_region(run, region, run.slice.weights[i], {}, 0, dot);
-      if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + weight_place(0, 0, region.quad), 0}, 0, dot);
+      dot_region(run, region, run.slice.weights[i], {}, 0, &dot);
+      if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + weight_place(0, 0, region.quad), 0}, 0, &dot);
     }
   });
 }

@@ -29,7 +29,7 @@ void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const floa
   quantize.fine = fine;
   quantize.bound = run.precise ? nullptr : bound;
   if (run.slice.has_doubt) quantize.doubt = doubtful(run, row) + first;
-  weigh(run, quantize, weights);
+  weigh(run, &quantize, weights);
 }
 
 // How many tokens of [first, end) a row sees.
@@ -106,13 +106,13 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, con
   dot.lanes = segment.count;
   dot.out = domain.out + segment.first;
   if (!region.table) dot.offset = weights.offset;
-  dot_region(run, region, weights, {}, region.line, dot);
+  dot_region(run, region, weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
   for (uint32_t r = 0; r < run.rows; r++) {
     slice.doubt[r].sum += weights.power[r] * region.spread.usual * slots;
     if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
     weigh_probabilities(run, r, 1, scale, bound + r, tile.from, tile.end, slice.fine, &weights);
-    dot_region(run, region, weights, {slice.fine, r}, region.line, dot);
+    dot_region(run, region, weights, {slice.fine, r}, region.line, &dot);
   }
 }
 
@@ -138,8 +138,12 @@ void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const
   dot.out_stride = 256 + 16;
   dot.add = false;
   dot.bias = bias_of(run, region);
-  if (plane.fine) std::fill_n(slice.part + first * dot.out_stride, dot.lanes, 0.0f);
-  dot_weighted(run, *slice.weights, plane, 4.0f, dot);
+  if (plane.fine) {
+    std::fill_n(slice.part + first * dot.out_stride, dot.lanes, 0.0f);
+    dot_fine(run, *slice.weights, plane, 4.0f, dot);
+  } else {
+    dot_weighted(run, *slice.weights, 4.0f, &dot);
+  }
   for (uint32_t r = first; r < end; r++)
     for (uint32_t i = 0; i < dot.lanes; i++)
       domain.out[size_t(r) * run.dims.output() + channel[i]] += slice.scale[channel[i]] * slice.part[r * dot.out_stride + i];
@@ -195,7 +199,7 @@ void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const
     dot.lane_scale = run.slice.scale + region.first;
     dot.lane_offset = run.slice.zero + region.first;
     dot.offset = run.slice.weights->total;
-    dot_region(run, region, *run.slice.weights, plane, 0, dot);
+    dot_region(run, region, *run.slice.weights, plane, 0, &dot);
   }
 }
 

@@ -78,7 +78,7 @@ void weigh_segments(const Run &run, const TensorLayout &layout, Domain *domain) 
     quantize.rows = run.rows;
     quantize.w = domain->w + weight_place(0, 0, quad);
     if (run.precise) quantize.fine = domain->fine + weight_place(0, 0, quad);
-    weigh(run, quantize, &weights);
+    weigh(run, &quantize, &weights);
   }
 }
 

@@ -110,6 +110,7 @@ struct Kernels {
   void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
   float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
+  void (*add_scaled)(const float *x, uint32_t n, float factor, float *out);  // out += factor * x, exactly n of them
   // out[row] (+)= factor[row] * x^2
   void (*add_squares)(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride);
   // Of every row: x = 2^(x - reference), 0 below 2^-126; the sum, and what became of the largest x.

@@ -50,11 +50,26 @@ KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) 
   store_some(out, left, dot.add ? load_some(out, left) + sum : sum);
 }
 
-// ROWS rows x VECTORS vectors of lanes over quads [first, end): the accumulators stay in registers.
+// One quad: ROWS rows x VECTORS vectors of lanes.
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void add_quad(Sums (&sums)[ROWS][VECTORS], const uint8_t *x, const int16_t *w) {
+  Words words[VECTORS];
+#pragma GCC unroll 4
+  for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++) {
+    const VInt first_pair = all_pairs(w + r * 4), second_pair = all_pairs(w + r * 4 + 2);
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
+  }
+}
+
+// Quads [first, end), kQuads at a time: the accumulators stay in registers, and scalar operations take few places of dot products.
 template <uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, uint32_t end) {
   const int16_t *w = (const int16_t *)dot.w + weight_place(dot.w_stride, row, first);
-  const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride + lane * 4;
+  const size_t stride = dot.stride;
+  const uint8_t *x = (const uint8_t *)dot.x + first * stride + lane * 4;
   Sums sums[ROWS][VECTORS];
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
@@ -63,18 +78,12 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
       sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
-  for (uint32_t q = first; q < end; q++, x += dot.stride, w += 16) {
-    fetch<1>(&lines);
-    Words words[VECTORS];
-#pragma GCC unroll 4
-    for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < ROWS; r++) {
-      const VInt first_pair = all_pairs(w + r * 4), second_pair = all_pairs(w + r * 4 + 2);
-#pragma GCC unroll 4
-      for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
-    }
+  for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
+    fetch<kQuads>(&lines);
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < kQuads; i++) add_quad<ROWS, VECTORS>(sums, x + i * stride, w + i * 16);
   }
+  if ((end - first) % kQuads) add_quad<ROWS, VECTORS>(sums, x, w);
   if (dot.prefetch) *dot.prefetch = lines;
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
@@ -341,6 +350,10 @@ void survey(const float *x, size_t stride, uint32_t rows, uint32_t n, float *mos
   }
 }
 
+void add_scaled(const float *x, uint32_t n, float factor, float *out) {
+  for (uint32_t i = 0; i < n; i += kLanes) store_some(out + i, n - i, load_some(out + i, n - i) + load_some(x + i, n - i) * factor);
+}
+
 void add_squares(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride) {
   for (uint32_t i = 0; i < n; i += kLanes) {
     const VFloat v = load<VFloat>(x + i), square = v * v;
@@ -369,8 +382,12 @@ float dot_product(const float *x, const float *y, uint32_t n) {
 // 2^x for x <= 128, 0 below -126: the nearest integer goes to the exponent, a polynomial of degree 6 takes the rest (Taylor, error
 // below 2e-7 on [-1/2, 1/2]).
 KVQ_INLINE VFloat exp2_lanes(VFloat x) {
+#if KVQ_VECTOR_BYTES == 64
+  const VFloat clamped = greater(x, all(-200.0f)), n = (VFloat)_mm512_roundscale_ps((__m512)clamped, 0), f = clamped - n;
+#else
   const VFloat low = all(-126.0f), clamped = greater(x, low);
   const VFloat shifted = clamped + 12582912.0f, f = clamped - (shifted - 12582912.0f);
+#endif
   VFloat p = all(1.5403530e-4f);
   p = p * f + 1.3333558e-3f;
   p = p * f + 9.6181291e-3f;
@@ -378,8 +395,12 @@ KVQ_INLINE VFloat exp2_lanes(VFloat x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
+#if KVQ_VECTOR_BYTES == 64
+  return (VFloat)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   const VInt y = (VInt)p + ((VInt)shifted << 23);
   return (VFloat)(y & (VInt)(x >= low));
+#endif
 }
 
 void exponentials(float *x, size_t stride, uint32_t rows, uint32_t n, const float *reference, const float *most, float *sum,
@@ -456,6 +477,7 @@ constexpr Kernels kTable = {
     .survey = survey,
     .dot_product = dot_product,
     .power = power,
+    .add_scaled = add_scaled,
     .add_squares = add_squares,
     .exponentials = exponentials,
     .softcap = softcap,

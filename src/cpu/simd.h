@@ -80,6 +80,7 @@ KVQ_INLINE float max_lanes(VFloat v) {
 #if (KVQ_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)) || (KVQ_VECTOR_BYTES == 32 && defined(__AVXVNNI__))
 constexpr float kMostWeight = 127 * 256 + 126;  // and a little more
 constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 2 : 1;  // vectors of words times four rows: what the registers hold
+constexpr uint32_t kQuads = 2;                                     // in one step
 
 struct Words {
   VInt bytes;
@@ -116,7 +117,7 @@ KVQ_INLINE VInt16 split_weights(VInt x) {
 }
 #else
 constexpr float kMostWeight = 32766;  // and a little more
-constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2;
+constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2, kQuads = 1;
 
 struct Words {
   VInt even, odd;
