@@ -184,6 +184,34 @@ struct Table {
 };
 KVQ_INLINE Table load_table(const uint8_t *table) { return {_mm512_loadu_si512(table)}; }
 KVQ_INLINE VByte look_up(const Table &t, VByte x) { return (VByte)_mm512_permutexvar_epi8((__m512i)x, t.t); }
+
+// Digits of the 7 bits of three base-5 digits (layout.h), or what a table has for them: bit 7 of an index does not count.
+#define KVQ_DIGIT_TABLES 1
+struct Digits {
+  __m512i low, high;
+};
+struct DigitTable {
+  alignas(64) uint8_t digit[3][128];
+};
+constexpr DigitTable make_digit_table() {
+  DigitTable table{};
+  for (uint32_t x = 0; x < 128; x++) {
+    const uint32_t number = x * 125 / 128;
+    table.digit[0][x] = uint8_t(number / 25), table.digit[1][x] = uint8_t(number / 5 % 5), table.digit[2][x] = uint8_t(number % 5);
+  }
+  return table;
+}
+constexpr DigitTable kDigitTable = make_digit_table();
+KVQ_INLINE Digits load_digits(uint32_t digit) {
+  return {_mm512_load_si512(kDigitTable.digit[digit]), _mm512_load_si512(kDigitTable.digit[digit] + 64)};
+}
+KVQ_INLINE Digits load_digits(uint32_t digit, const Table &t) {
+  const Digits plain = load_digits(digit);
+  return {_mm512_permutexvar_epi8(plain.low, t.t), _mm512_permutexvar_epi8(plain.high, t.t)};
+}
+KVQ_INLINE VByte look_up(const Digits &digits, VByte x) {
+  return (VByte)_mm512_permutex2var_epi8(digits.low, (__m512i)x, digits.high);
+}
 #elif KVQ_VECTOR_BYTES == 32
 constexpr uint32_t kTableEntries = 16;
 constexpr bool kLooseIndex = false;

@@ -30,6 +30,9 @@ template <bool MAP>
 struct Sink {
   Table table;
   uint8_t *out;
+#ifdef KVQ_DIGIT_TABLES
+  Digits digits[3];  // of base 5
+#endif
 };
 
 template <uint32_t BITS, bool MAP>
@@ -43,6 +46,13 @@ KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte
 // as a fraction of 256 each multiplication by the base carries a digit over the point.
 template <class S, bool MAP>
 KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
+#ifdef KVQ_DIGIT_TABLES
+  if (S::kBase == 5 && digits == S::kDigits) {
+#pragma GCC unroll 3
+    for (uint32_t d = 0; d < S::kDigits; d++) store(sink.out + (field * S::kDigits + d) * 64, look_up(sink.digits[d % 3], x));
+    return;
+  }
+#endif
   const VShort fraction = (VShort)x << int(8 - bits);
   VShort even = fraction & (uint16_t)0xff, odd = fraction >> 8;
 #pragma GCC unroll 5
@@ -137,7 +147,12 @@ KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *shared, const
 template <SchemeId ID, bool MAP>
 void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes) {
   using S = SchemeOf<ID>;
-  Sink<MAP> sink{MAP ? load_table(table) : Table{}, codes};
+  Sink<MAP> sink{};
+  if (MAP) sink.table = load_table(table);
+  sink.out = codes;
+#ifdef KVQ_DIGIT_TABLES
+  for (uint32_t d = 0; ID == kBase5 && d < 3; d++) sink.digits[d] = MAP ? load_digits(d, sink.table) : load_digits(d);
+#endif
   for (uint32_t u = 0; u < packing.units; u++) {
     unpack_unit<S, MAP>(planes, sink);
     planes += S::kPlanes * 64;
