@@ -84,36 +84,54 @@ void raise(const Run &run, uint32_t row, float reference) {
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
 }
 
-// Keep book of the logits of tokens [low, high), which a row sees; the others of the tile are 0.
-void survey(const Run &run, const Tile &tile, uint32_t row, uint32_t low, uint32_t high) {
-  Slice &slice = run.slice;
-  Doubt &doubt = slice.doubt[row];
-  const size_t at = size_t(row) * kLogitStride;
-  float first = 0, second = 0;
-  run.kernels.moments(slice.logit + at + tile.from, round16(tile.end) - tile.from, &first, &second);
-  doubt.count += high - low;
-  doubt.first += first * run.unit;
-  doubt.second += second * run.unit * run.unit;
-  if (slice.has_doubt) doubt.worst = std::max(doubt.worst, largest(run, slice.doubtful + at + low, high - low));
+// Keep book of the logits of a row, whose sums are given.
+void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squares) {
+  Doubt &doubt = run.slice.doubt[row];
+  doubt.count += tile.high[row] - tile.low[row];
+  doubt.first += sum * run.unit;
+  doubt.second += squares * run.unit * run.unit;
+  if (run.slice.has_doubt) doubt.worst = std::max(doubt.worst, run.slice.peak[row]);
 }
 
-// Logits of a tile become probabilities, 0 for tokens that the row does not see.
-void soften(const Block &block, const Tile &tile, uint32_t row) {
+// Logits of rows that see all of a tile, or of one that sees some of it and whose others are 0, become probabilities.
+void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
   const Run &run = block.run;
   Slice &slice = run.slice;
-  float *x = slice.logit + size_t(row) * kLogitStride;
+  float *x = slice.logit + size_t(row) * kLogitStride, most[kRows], sum[kRows], squares[kRows];
   const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
-  std::fill(x + tile.from, x + std::min(low, end), 0.0f);
-  std::fill(x + std::max(low, high), x + end, 0.0f);
-  if (low >= high) return;
-  survey(run, tile, row, low, high);
-  if (block.rows.call.softcap > 0) run.kernels.softcap(x + tile.from, n, block.rows.call.softcap);
-  std::fill(x + tile.from, x + low, kNothing);
-  std::fill(x + high, x + end, kNothing);
-  const float most = run.kernels.maximum(x + tile.from, n);
-  slice.doubt[row].largest = std::max(slice.doubt[row].largest, std::fabs(most) * run.unit);
-  if (most > slice.reference[row] + kRaise || slice.reference[row] == kNothing) raise(run, row, most);
-  slice.denominator[row] += run.kernels.exponentials(x + tile.from, n, slice.reference[row]);
+  run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
+  for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
+  const float softcap = block.rows.call.softcap;
+  for (uint32_t r = 0; softcap > 0 && r < rows; r++) {
+    run.kernels.softcap(x + r * kLogitStride + tile.from, n, softcap);
+    most[r] = run.kernels.maximum(x + r * kLogitStride + tile.from, n);
+  }
+  if (low > tile.from || high < end) {
+    std::fill(x + tile.from, x + low, kNothing);
+    std::fill(x + high, x + end, kNothing);
+    most[0] = run.kernels.maximum(x + tile.from, n);
+  }
+  for (uint32_t r = 0; r < rows; r++) {
+    const float reference = slice.reference[row + r];
+    slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
+    if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
+  }
+  run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
+  for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
+}
+
+// Logits of a tile become probabilities, 0 for tokens that a row does not see.
+void soften(const Block &block, const Tile &tile) {
+  const uint32_t rows = block.run.rows, end = round16(tile.end);
+  bool all = true;
+  for (uint32_t r = 0; r < rows; r++) all = all && tile.low[r] == tile.from && tile.high[r] == end;
+  if (all) return soften(block, tile, 0, rows);
+  for (uint32_t r = 0; r < rows; r++) {
+    float *x = block.run.slice.logit + size_t(r) * kLogitStride;
+    std::fill(x + tile.from, x + std::min(tile.low[r], end), 0.0f);
+    std::fill(x + std::max(tile.low[r], tile.high[r]), x + end, 0.0f);
+    if (tile.low[r] < tile.high[r]) soften(block, tile, r, 1);
+  }
 }
 
 // ---- pages
@@ -169,7 +187,7 @@ void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   tile.v = tile.k + raw_values_offset(shape);
   raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
   run.slice.has_doubt = false;
-  for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+  soften(block, tile);
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
 
@@ -188,7 +206,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
     key_logits(run, domain, tile);
-    for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+    soften(block, tile);
     add_values(run, domain, tile);
   }
 }
