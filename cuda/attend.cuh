@@ -20,7 +20,7 @@ struct Item {
 __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
   const ShareEntry &share = plan.shares[index / a.kv_heads];
   Item item;
-  item.sequence = plan.sequences + share.sequence;
+  item.sequence = &share.sequence;
   item.head = index % a.kv_heads;
   item.split = share.split;
   item.first_row = share.block * plan.item_rows;

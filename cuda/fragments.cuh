@@ -241,7 +241,7 @@ __device__ __forceinline__ void multiply_weights(int (&c)[4], uint32_t a0, uint3
   else
     multiply_s8_u8(c, a0, a1, a2, a3, b0, b1);
 }
-// Half of it: one unit of keys.
+// Half of the key's: one unit of unsigned bytes.
 __device__ __forceinline__ void multiply_unit(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])

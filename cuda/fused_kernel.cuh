@@ -29,23 +29,26 @@ template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
+  const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
+  const bool rotate = key && key->rotate;
+  const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
     float x[C], sum = 0;
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
     if (!key) continue;
-    if (key->mu)
-      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key->mu[C * lane + j]);
+    if (mu)
+      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(mu[C * lane + j]);
     for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) s.center[row] = sum;
-    if (key->rotate) {  // rows of one class: slots are channels
-      rotate_row(lane, *key, false, x);
+    if (rotate) {  // rows of one class: slots are channels
+      rotate_row(lane, signs, false, x);
 #pragma unroll
       for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
     } else {
       __syncwarp();
-      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[key->channel[j]];
+      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[channel[j]];
     }
   }
   __syncthreads();
@@ -181,13 +184,28 @@ __device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)
 
 // ---- packed pages
 
-// A warp's walk over the packed pages of an item; opened before the queries are there, so that pages are on their way.  Addresses
-// are read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+// What a walk needs to know of a class of pages: where the tiles of a head lie.
+struct TileShape {
+  uint32_t offset, bytes;       // of the head's first tile in a page; of a tile
+  uint32_t params;              // bytes of the columns' parameters before the first tile of a group
+  uint32_t tiles, group_shift;  // of a page; a group of columns has 2^group_shift
+  __device__ TileShape() : offset(0), bytes(0), params(0), tiles(1), group_shift(0) {}
+  __device__ TileShape(const HeadBlob &blob, const TensorFormat &key)
+      : offset(blob.offset), bytes(key.tile_stride), params(key.group_stride - key.group_tiles * key.tile_stride), tiles(key.page_tokens / kTile),
+        group_shift(key.group_shift) {}
+};
+
+// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  Pages are
+// read 32 at a time into the lanes of the warp, the next 32 ahead of time.
 struct Walk {
   const PageEntry *list;  // of page 0; the next one is `step` entries on
   uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
-  HeadBlob blob[2];
-  uint32_t phases;        // bit s: of stage s
+  TileShape shape[2];     // by class
+  uint32_t now;           // the page that is worked on
+  struct {
+    uint32_t page, tile;
+  } ahead;                // the tile to fetch next
+  uint32_t slot, ahead_slot, phases;  // of the ring; bit s: of slot s
   uint64_t page, next_page;
   uint32_t tag, next_tag;  // kind + 2 * whole
 
@@ -197,21 +215,31 @@ struct Walk {
     *at = reinterpret_cast<uint64_t>(entry.page);
     *what = entry.kind + 2 * entry.whole;
   }
-  // Page i, at most 31 ahead of the page that is worked on, `now`.
-  __device__ void fetch(uint32_t i, uint32_t now, uint32_t lane) {
-    const bool near = i / 32 == now / 32;
-    const uint64_t at = __shfl_sync(~0u, near ? page : next_page, i % 32);
-    const bool second = __shfl_sync(~0u, near ? tag : next_tag, i % 32) & 1u;
-    fetch_page(ring + i % kStages * slot_bytes, reinterpret_cast<const uint8_t *>(at) + (second ? blob[1].offset : blob[0].offset),
-               second ? blob[1].bytes : blob[0].bytes, barrier + i % kStages * 8, lane);
+  template <bool kTwo>
+  __device__ __forceinline__ void fetch(uint32_t lane) {
+    if (ahead.page >= count) return;
+    const bool near = ahead.page / 32 == now / 32;
+    const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead.page % 32);
+    const bool second = kTwo && __shfl_sync(~0u, near ? tag : next_tag, ahead.page % 32) & 1u;
+    const TileShape &a = shape[0], &b = shape[1];
+    const uint32_t bytes = second ? b.bytes : a.bytes, params = second ? b.params : a.params, tiles = second ? b.tiles : a.tiles;
+    const uint32_t offset = second ? b.offset : a.offset, shift = second ? b.group_shift : a.group_shift;
+    const uint32_t groups = ahead.tile >> shift, skipped = groups << shift == ahead.tile ? 0 : params;  // the first comes with the parameters
+    fetch_page(ring + ahead_slot * slot_bytes + skipped, reinterpret_cast<const uint8_t *>(at) + offset + groups * params + ahead.tile * bytes + skipped,
+               bytes + params - skipped, barrier + ahead_slot * 8, lane);
+    ahead_slot = ahead_slot + 1 == kStages ? 0 : ahead_slot + 1;
+    if (++ahead.tile == tiles) ahead = {ahead.page + 1, 0};
   }
-  __device__ void advance(uint32_t now, uint32_t lane) {  // page `now` is done
-    if (now % 32 != 31) return;
-    page = next_page, tag = next_tag;
-    read(now + 33 + lane, &next_page, &next_tag);
+  __device__ void next_pages(uint32_t lane) {  // page `now` is done
+    if (now % 32 == 31) {
+      page = next_page, tag = next_tag;
+      read(now + 33 + lane, &next_page, &next_tag);
+    }
+    now++;
   }
 };
 
+template <bool kTwo>
 __device__ inline Walk open_walk(const Plan &plan, const AttendArguments &a, uint32_t index, const Lane &me, uint32_t warp, uint32_t warps,
                                  uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t phases) {
   const ShareEntry &share = plan.shares[index / a.kv_heads];
@@ -223,82 +251,102 @@ __device__ inline Walk open_walk(const Plan &plan, const AttendArguments &a, uin
   walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
   walk.read(me.lane, &walk.page, &walk.tag);
   walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
-  walk.blob[0] = share.blobs[0] ? share.blobs[0][head] : HeadBlob{};
-  walk.blob[1] = share.blobs[1] ? share.blobs[1][head] : HeadBlob{};
+  for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
+    if (share.sequence.tensors[kind]) walk.shape[kind] = TileShape(share.sequence.blobs[kind][head], share.sequence.tensors[kind][2 * head]);
   walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
   walk.barrier = shared_address(barriers + warp * kStages);
   walk.phases = phases;
+  walk.slot = walk.ahead_slot = walk.now = 0;
+  walk.ahead = {0, 0};
   open_ring();
-  for (uint32_t i = 0; i < kStages && i < walk.count; i++) walk.fetch(i, 0, me.lane);
+  for (uint32_t i = 0; i < kStages; i++) walk.fetch<kTwo>(me.lane);
   return walk;
 }
 
-// One class of pages: how its codes are read, and where its parts lie.
+// One class of pages: how its codes are read, and where its parts lie in a slot of the ring.
 template <class KeyCode, class ValueCode>
 struct Pages {
   using Key = KeyCode;
   using Value = ValueCode;
   RowClass key, value;
-  uint32_t params, key_codes, value_codes, tile_stride, page_tokens, group, group_bytes;
+  uint32_t key_codes, value_codes, tiles, group_tiles;
 
-  __device__ __forceinline__ Pages(const TensorFormat &k, const TensorFormat &v)
-      : key(k), value(v), params(k.params), key_codes(k.codes), value_codes(v.codes), tile_stride(k.tile_stride), page_tokens(uniform(k.page_tokens)),
-        group(uniform(k.group)), group_bytes(2 * k.dim * k.param_bytes) {}
+  __device__ __forceinline__ void load(const TensorFormat *formats) {  // of the head's keys and values
+    const TensorFormat &k = formats[0], &v = formats[1];
+    key.load(k), value.load(v);
+    key_codes = k.group_stride - k.group_tiles * k.tile_stride, value_codes = key_codes + v.codes - k.codes;
+    tiles = uniform(k.page_tokens / kTile), group_tiles = uniform(k.group_tiles);
+  }
 };
-struct NoPages {};
+struct NoPages {
+  using Key = void;
+  __device__ void load(const TensorFormat *) {}
+};
 
-// entry: nullptr where nothing of the page need be hidden.
-template <class Class, class Keys, int U, int N>
-__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, const uint8_t *page, const PageEntry *entry,
+template <class First, int U, int N>
+using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>, RowKeys<U, N>>;
+// Shared memory of a warp for columns of B.
+template <class First, int U, int N>
+constexpr uint32_t column_bytes() { return KeysOf<First, U, N>::kColumns ? N * U * 128 : 0; }
+
+// entry: nullptr where nothing of the page need be hidden, and there is no soft cap.
+template <class Class, class Keys, bool kTwo, int U, int N>
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk &walk, const uint8_t *ring, const PageEntry *entry,
                                          const uint32_t *positions, float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
-  const uint32_t tokens = entry ? entry->count : pages.page_tokens;
-  const uint8_t *key_codes = page + pages.key_codes, *value_codes = page + pages.value_codes, *params = page + pages.params;
 #pragma unroll 1
-  for (uint32_t done = 0; done < tokens; done += kTile) {
+  for (uint32_t tile = 0; tile < pages.tiles; tile++) {
+    const uint8_t *at = ring + walk.slot * walk.slot_bytes;
+    await_page(walk.barrier + 8 * walk.slot, walk.phases >> walk.slot & 1);
     if constexpr (Keys::kColumns)
-      if ((done & (pages.group - 1)) == 0) {  // a group is a power of two of tiles
-        keys.begin_group(me, q, params, pages.key.param_bytes);
-        params += pages.group_bytes;
-      }
+      if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.key.param_bytes);  // a power of two
     if (!entry) {
-      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, Mask{}, sees, soft);
+      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
+                                                                  0, Mask{}, sees, soft);
     } else {
-      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done, tokens - done};
-      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, mask, sees, soft);
+      const uint32_t done = tile * kTile;
+      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done,
+                      entry->count > done ? entry->count - done : 0};
+      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
+                                                                 softcap, mask, sees, soft);
     }
-    key_codes += pages.tile_stride, value_codes += pages.tile_stride;
+    __syncwarp();
+    walk.phases ^= 1u << walk.slot;
+    walk.slot = walk.slot + 1 == kStages ? 0 : walk.slot + 1;
+    walk.fetch<kTwo>(me.lane);
   }
 }
 
+// What a block needs of its classes; loaded before the queries are there.
+template <class First, class Second>
+struct Classes {
+  First first;
+  Second second;
+  const TensorFormat *formats = nullptr;  // of the head in one of the classes, or nullptr: no packed page
+  __device__ __forceinline__ explicit Classes(const Item &item) {
+    const TensorFormat *const *all = item.sequence->tensors;
+    if (all[0]) formats = all[0] + 2 * item.head, first.load(formats);
+    if (all[1]) formats = all[1] + 2 * item.head, second.load(formats);
+  }
+};
+
 template <class First, class Second, int U, int N>
-__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, Walk &walk,
-                                           const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  using Keys = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>, RowKeys<U, N>>;
+__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
+                                           Walk &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
+  using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
-  const TensorFormat *const *all = item.sequence->tensors;
-  const TensorFormat *mine[2];  // a class that the sequence lacks is never looked at
-  mine[0] = (all[0] ? all[0] : all[1]) + 2 * item.head, mine[1] = (all[1] ? all[1] : all[0]) + 2 * item.head;
   Keys keys;
-  keys.begin_item(me, *mine[0], s.slot, s.center);
-  const First first(mine[0][0], mine[0][1]);
-  const std::conditional_t<kTwo, Second, First> second(mine[1][0], mine[1][1]);
+  keys.begin_item(me, *classes.formats, s.slot, s.center, columns);
   const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
-  for (uint32_t i = 0; i < walk.count; i++) {
-    const uint32_t stage = i % kStages;
-    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, i % 32));
-    const PageEntry *entry = tag < 2 || a.window ? walk.list + i * walk.step : nullptr;
-    const uint8_t *page = ring + stage * walk.slot_bytes;
-    await_page(walk.barrier + 8 * stage, walk.phases >> stage & 1);
-    walk.phases ^= 1u << stage;
+  while (walk.now < walk.count) {
+    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, walk.now % 32));
+    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.list + walk.now * walk.step : nullptr;
     if (!kTwo || !(tag & 1))
-      run_page(me, keys, first, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
+      run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
-      run_page(me, keys, second, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
-    __syncwarp();
-    if (i + kStages < walk.count) walk.fetch(i + kStages, i, me.lane);
-    walk.advance(i, me.lane);
+      run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
+    walk.next_pages(me.lane);
   }
 }
 
@@ -348,10 +396,10 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
   __syncthreads();
   uint32_t phases = 0;  // of every stage
   for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
-    Walk walk = open_walk(plan, a, index, me, warp, warps, slot_bytes, ring, s.barrier, phases);
+    Walk walk = open_walk<!std::is_same_v<Second, NoPages>>(plan, a, index, me, warp, warps, slot_bytes, ring, s.barrier, phases);
     const Item item = find_item(plan, a, index);
-    const TensorFormat *formats = item.sequence->tensors[0] ? item.sequence->tensors[0] : item.sequence->tensors[1];
-    const TensorFormat *key = formats ? formats + 2 * item.head : nullptr, *value = key ? key + 1 : nullptr;
+    const Classes<First, Second> classes(item);
+    const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
     Visible sees[N], packed_sees[N];
     Soft<U> soft[N];
@@ -365,17 +413,19 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
       if (value->rotate)
 #pragma unroll
         for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
-      run_packed<First, Second, U, N>(plan, a, item, me, walk, packed_sees, s, soft);
+      uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
+      run_packed<First, Second, U, N>(plan, a, me, classes, walk, columns, packed_sees, s, soft);
       phases = walk.phases;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
     finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
       if (!value || !value->rotate) return;
+      const uint32_t signs = row_signs<C>(lane, *value);
       for (uint32_t row = warp; row < kRows * N; row += warps) {
         float x[C], *at = s.raw + row * kDim + C * lane;
 #pragma unroll
         for (int j = 0; j < C; j++) x[j] = at[j];
-        rotate_row(lane, *value, true, x);
+        rotate_row(lane, signs, true, x);
 #pragma unroll
         for (int j = 0; j < C; j++) at[j] = x[j];
       }
@@ -388,11 +438,12 @@ template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
   const auto kernel = fused_kernel<U, N, First, Second>;
   constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps(U, N);
-  const uint32_t slot = (launch.blob_bytes + 127) / 128 * 128;
+  const uint32_t slot = (launch.stage_bytes + 127) / 128 * 128;
   uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
   warps = min(warps, kMost);
-  while (warps > 1 && warps * kStages * slot > kShared - kStatic) warps -= warps > 4 ? 4 : 1;
-  const uint32_t bytes = max(warps * kStages * slot, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
+  const uint32_t warp_bytes = kStages * slot + column_bytes<First, U, N>();
+  while (warps > 1 && warps * warp_bytes > kShared - kStatic) warps--;
+  const uint32_t bytes = max(warps * warp_bytes, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;
   const uint32_t at_once = min(kMost / warps, (kShared + kReserved) / (bytes + kStatic + kReserved));

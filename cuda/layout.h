@@ -11,7 +11,8 @@
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
 //   nibbles  books of 4, 8 and 16 levels: a unit of width w has w words; selectors of a byte permutation lie in nibbles (code_bit)
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
-//            plane first the units that have one bit of it (one word each), then those that have two (two words each)
+//            plane first the units that have one bit of it (one word each), then those that have two (two words each), two units at
+//            a time in one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
 #pragma once
@@ -60,8 +61,9 @@ struct TensorFormat {
   const uint16_t *mu;                        // fp16 [dim] or nullptr
   Region region[kMaxRegions];
   // in the blob
-  uint32_t codes, tile_stride;               // of tile 0; between tiles (fragments)
-  uint32_t params, params_stride;            // parameters; fragments: rows between tiles
+  uint32_t codes, params;                    // fragments: of tile 0
+  uint32_t tile_stride;                      // fragments: between tiles of a group of columns, and between groups
+  uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift
   uint32_t positions;                        // kitty: position bytes [groups][dim]
   Coding coding;                             // fragments, and all that follows
   uint8_t swizzled;                          // radix with a table of levels: bytes are exchanged as swizzle() says
@@ -141,12 +143,18 @@ KVQ_HD inline uint32_t plane_words(const TensorFormat &f, uint32_t p) {
   const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
   return crumb - bit + 2 * (f.dim / 16 - crumb);
 }
-// Number of the first word of plane p of a unit that has it.
-KVQ_HD inline uint32_t plane_word(const TensorFormat &f, uint32_t p, uint32_t unit) {
+// A unit's words of plane p: word i of a lane is at first + lane * step + i.
+struct PlanePlace {
+  uint32_t first, step;
+};
+KVQ_HD inline PlanePlace plane_place(const TensorFormat &f, uint32_t p, uint32_t unit) {
   uint32_t at = 0;
-  for (uint32_t above = p + 1; above < kPlanes; above++) at += plane_words(f, above);
-  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
-  return at + (unit < crumb ? unit - bit : crumb - bit + 2 * (unit - crumb));
+  for (uint32_t above = p + 1; above < kPlanes; above++) at += 32 * plane_words(f, above);
+  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2], words = unit < crumb ? 1 : 2;
+  const uint32_t begin = unit < crumb ? bit : crumb, end = unit < crumb ? crumb : f.dim / 16, i = unit - begin;
+  at += 32 * (unit < crumb ? 0 : crumb - bit) + i / 2 * 64 * words;
+  const bool paired = begin + (i | 1) < end;
+  return {at + (paired ? i % 2 * words : 0), paired ? 2 * words : words};
 }
 
 // ---- radix
@@ -177,6 +185,10 @@ KVQ_HD inline QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
 }
 
+// Offset of a tile from tile 0.
+KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
+  return tile / f.group_tiles * f.group_stride + tile % f.group_tiles * f.tile_stride;
+}
 // Words of a lane in a tile.
 KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
   uint32_t words = 0;

@@ -154,7 +154,6 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
       lay_out_streams(value, &at);
     }
     blobs_[h] = {offset, align16(at)};
-    blob_bytes = std::max(blob_bytes, blobs_[h].bytes);
     offset += blobs_[h].bytes;
   }
   bytes = offset;
@@ -251,21 +250,22 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
 }
 
-// Parameters of key columns, then per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
+// Per group of columns: their parameters; and per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
 void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
   lay_out_units(key, path.keys);
   lay_out_units(value, path.values);
   const uint32_t key_codes = tile_words(*key) * 128, value_codes = tile_words(*value) * 128;
   const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
   const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
-  const uint32_t columns = key->group ? align16(key->groups * key->dim * 2 * key->param_bytes) : 0;
-  const uint32_t tile = key_codes + key_rows + value_codes + value_rows;
+  const uint32_t columns = key->group ? align16(key->dim * 2 * key->param_bytes) : 0;
+  const uint32_t tile = key_codes + key_rows + value_codes + value_rows, group_tiles = (key->group ? key->group : page_tokens) / kTile;
   key->codes = *at + columns;
   key->params = key->group ? *at : key->codes + key_codes;
   value->codes = key->codes + key_codes + key_rows;
   value->params = value->codes + value_codes;
-  for (TensorFormat *f : {key, value}) f->tile_stride = f->params_stride = tile;
-  *at += columns + page_tokens / kTile * tile;
+  for (TensorFormat *f : {key, value}) f->tile_stride = tile, f->group_tiles = group_tiles, f->group_shift = uint32_t(std::countr_zero(group_tiles)), f->group_stride = columns + group_tiles * tile;
+  stage_bytes = std::max(stage_bytes, columns + tile);
+  *at += page_tokens / kTile / group_tiles * key->group_stride;
 }
 
 Status CudaPageFormat::upload(cudaStream_t stream) {

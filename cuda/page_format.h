@@ -35,7 +35,7 @@ class CudaPageFormat final : public PageFormat {
   DeviceFormat device;
   PagePath path;            // none: pages are streams, and the general kernel reads them
   bool raw = false;         // pages are raw pages, bit for bit
-  uint32_t blob_bytes = 0;  // the largest head's
+  uint32_t stage_bytes = 0;  // fragments: the largest head's group parameters and one tile
   Vector<TensorFormat> tensors;  // [kv_heads][2], as on the device
 
  private:

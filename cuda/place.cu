@@ -76,7 +76,7 @@ __device__ void place_fragments(const Job &job) {
   for (uint32_t i = threadIdx.x; i < tiles * parts * 32; i += blockDim.x) {
     const uint32_t tile = i / (parts * 32), part = i / 32 % parts, lane = i % 32;
     if ((tile + 1) * kTile <= job.first || tile * kTile >= job.first + job.count) continue;
-    uint32_t *words = reinterpret_cast<uint32_t *>(job.blob + f.codes + tile * f.tile_stride);
+    uint32_t *words = reinterpret_cast<uint32_t *>(job.blob + f.codes + tile_offset(f, tile));
     store_part(f, words, part, lane, [&](uint32_t unit, uint32_t reg, uint32_t byte) {
       const uint32_t token = tile * kTile + (f.tensor ? value_token(reg, lane, byte) : key_token(reg, lane));
       const uint32_t slot = f.tensor ? value_channel(unit, reg, lane) : key_slot(unit, lane, byte);
