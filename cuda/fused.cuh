@@ -302,50 +302,48 @@ struct ColumnKeys {
   }
   // Register x of a unit: `field` at bit 2 * (x % 4) of the bytes of word x / 4.
   __device__ static __forceinline__ uint32_t pick(uint32_t low, uint32_t high, uint32_t field, int x) { return (x < 4 ? low : high) & field << 2 * (x % 4); }
-  __device__ __forceinline__ uint32_t column(const Lane &me, int n, uint32_t u) const { return shared[(n * U + u) * 32 + me.lane]; }
-  // Two units, or one.
-  __device__ __forceinline__ void add_two(const Lane &me, uint32_t u, const uint32_t (&w)[4], uint32_t field, int (&acc)[N][4][4]) const {
-    uint32_t b[N][2];
-#pragma unroll
-    for (int n = 0; n < N; n++) b[n][0] = column(me, n, u), b[n][1] = column(me, n, u + 1);
+  // Two units, or one; b: the lane's column of the first.
+  __device__ static __forceinline__ void add_two(const uint32_t *b, const uint32_t (&w)[4], uint32_t field, int (&acc)[N][4][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const uint32_t a0 = pick(w[0], w[1], field, 2 * i), a1 = pick(w[0], w[1], field, 2 * i + 1);
       const uint32_t a2 = pick(w[2], w[3], field, 2 * i), a3 = pick(w[2], w[3], field, 2 * i + 1);
 #pragma unroll
-      for (int n = 0; n < N; n++) multiply_query<true>(acc[n][i], a0, a1, a2, a3, b[n][0], b[n][1]);
+      for (int n = 0; n < N; n++) multiply_query<true>(acc[n][i], a0, a1, a2, a3, b[n * U * 32], b[n * U * 32 + 32]);
     }
   }
-  __device__ __forceinline__ void add_one(const Lane &me, uint32_t u, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) const {
+  __device__ static __forceinline__ void add_one(const uint32_t *b, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], pick(low, high, field, 2 * i), pick(low, high, field, 2 * i + 1), column(me, n, u));
+      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], pick(low, high, field, 2 * i), pick(low, high, field, 2 * i + 1), b[n * U * 32]);
   }
   // Units [from, to) that have one bit of a plane, or two; returns what follows their words.
-  __device__ __forceinline__ const uint8_t *add_bits(const Lane &me, uint32_t from, uint32_t to, const uint8_t *at, int (&acc)[N][4][4]) const {
+  __device__ __forceinline__ const uint8_t *add_bits(const Lane &me, uint32_t from, uint32_t to, const uint8_t *codes, int (&acc)[N][4][4]) const {
     constexpr uint32_t kField = 0x01010101u;
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
 #pragma unroll 1
-    for (; from + 1 < to; from += 2, at += 256) {
-      const uint2 w = *reinterpret_cast<const uint2 *>(at + me.lane * 8);
-      add_two(me, from, {w.x, w.x >> 1, w.y, w.y >> 1}, kField, acc);
+    for (const uint8_t *at = codes + me.lane * 8; b + 32 < end; b += 64, at += 256, codes += 256) {
+      const uint2 w = *reinterpret_cast<const uint2 *>(at);
+      add_two(b, {w.x, w.x >> 1, w.y, w.y >> 1}, kField, acc);
     }
-    if (from >= to) return at;
-    const uint32_t w = *reinterpret_cast<const uint32_t *>(at + me.lane * 4);
-    add_one(me, from, w, w >> 1, kField, acc);
-    return at + 128;
+    if (b >= end) return codes;
+    const uint32_t w = *reinterpret_cast<const uint32_t *>(codes + me.lane * 4);
+    add_one(b, w, w >> 1, kField, acc);
+    return codes + 128;
   }
-  __device__ __forceinline__ const uint8_t *add_crumbs(const Lane &me, uint32_t from, const uint8_t *at, int (&acc)[N][4][4]) const {
+  __device__ __forceinline__ const uint8_t *add_crumbs(const Lane &me, uint32_t from, const uint8_t *codes, int (&acc)[N][4][4]) const {
     constexpr uint32_t kField = 0x03030303u;
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * U + me.lane;
 #pragma unroll 1
-    for (; from + 1 < U; from += 2, at += 512) {
-      const uint4 w = *reinterpret_cast<const uint4 *>(at + me.lane * 16);
-      add_two(me, from, {w.x, w.y, w.z, w.w}, kField, acc);
+    for (const uint8_t *at = codes + me.lane * 16; b + 32 < end; b += 64, at += 512, codes += 512) {
+      const uint4 w = *reinterpret_cast<const uint4 *>(at);
+      add_two(b, {w.x, w.y, w.z, w.w}, kField, acc);
     }
-    if (from >= U) return at;
-    const uint2 w = *reinterpret_cast<const uint2 *>(at + me.lane * 8);
-    add_one(me, from, w.x, w.y, kField, acc);
-    return at + 256;
+    if (b >= end) return codes;
+    const uint2 w = *reinterpret_cast<const uint2 *>(codes + me.lane * 8);
+    add_one(b, w.x, w.y, kField, acc);
+    return codes + 256;
   }
   template <class>
   __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {

@@ -186,51 +186,65 @@ __device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)
 
 // What a walk needs to know of a class of pages: where the tiles of a head lie.
 struct TileShape {
-  uint32_t offset, bytes;       // of the head's first tile in a page; of a tile
-  uint32_t params;              // bytes of the columns' parameters before the first tile of a group
-  uint32_t tiles, group_shift;  // of a page; a group of columns has 2^group_shift
-  __device__ TileShape() : offset(0), bytes(0), params(0), tiles(1), group_shift(0) {}
-  __device__ TileShape(const HeadBlob &blob, const TensorFormat &key)
-      : offset(blob.offset), bytes(key.tile_stride), params(key.group_stride - key.group_tiles * key.tile_stride), tiles(key.page_tokens / kTile),
-        group_shift(key.group_shift) {}
+  uint32_t offset, bytes;      // of the head in a page; of a tile
+  uint32_t params;             // bytes of the columns' parameters before the first tile of a group
+  uint32_t tiles, group_mask;  // of a page; the tiles of a group are 2^n
+  __device__ __forceinline__ void load(const TensorFormat &key) {
+    offset = key.blob, bytes = key.tile_stride, params = key.group_stride - (key.tile_stride << key.group_shift), tiles = key.page_tokens / kTile;
+    group_mask = (1u << key.group_shift) - 1;
+    if (!key.group) params = 0;
+  }
 };
 
 // A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  Pages are
 // read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+template <bool kTwo>
 struct Walk {
   const PageEntry *list;  // of page 0; the next one is `step` entries on
   uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
-  TileShape shape[2];     // by class
-  uint32_t now;           // the page that is worked on
-  struct {
-    uint32_t page, tile;
-  } ahead;                // the tile to fetch next
-  uint32_t slot, ahead_slot, phases;  // of the ring; bit s: of slot s
+  TileShape shape, other;  // of the page that is fetched from; of its class's other
+  uint32_t shape_kind;
+  uint32_t now, ahead;     // the page that is worked on; that is fetched from, plus one
+  uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
+  const uint8_t *next;     // the tile to fetch next
+  uint32_t left;           // tiles of its page, with this one
   uint64_t page, next_page;
   uint32_t tag, next_tag;  // kind + 2 * whole
 
-  __device__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
+  __device__ __forceinline__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
     if (i >= count) return;
     const PageEntry &entry = list[i * step];
     *at = reinterpret_cast<uint64_t>(entry.page);
     *what = entry.kind + 2 * entry.whole;
   }
-  template <bool kTwo>
   __device__ __forceinline__ void fetch(uint32_t lane) {
-    if (ahead.page >= count) return;
-    const bool near = ahead.page / 32 == now / 32;
-    const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead.page % 32);
-    const bool second = kTwo && __shfl_sync(~0u, near ? tag : next_tag, ahead.page % 32) & 1u;
-    const TileShape &a = shape[0], &b = shape[1];
-    const uint32_t bytes = second ? b.bytes : a.bytes, params = second ? b.params : a.params, tiles = second ? b.tiles : a.tiles;
-    const uint32_t offset = second ? b.offset : a.offset, shift = second ? b.group_shift : a.group_shift;
-    const uint32_t groups = ahead.tile >> shift, skipped = groups << shift == ahead.tile ? 0 : params;  // the first comes with the parameters
-    fetch_page(ring + ahead_slot * slot_bytes + skipped, reinterpret_cast<const uint8_t *>(at) + offset + groups * params + ahead.tile * bytes + skipped,
-               bytes + params - skipped, barrier + ahead_slot * 8, lane);
-    ahead_slot = ahead_slot + 1 == kStages ? 0 : ahead_slot + 1;
-    if (++ahead.tile == tiles) ahead = {ahead.page + 1, 0};
+    if (left == 0) {
+      if (ahead >= count) return;
+      const bool near = ahead / 32 == now / 32;
+      const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead % 32);
+      if constexpr (kTwo) {
+        const uint32_t kind = __shfl_sync(~0u, near ? tag : next_tag, ahead % 32) & 1u;
+        if (kind != shape_kind) {
+          const TileShape swap = shape;
+          shape = other, other = swap, shape_kind = kind;
+        }
+      }
+      next = reinterpret_cast<const uint8_t *>(at) + shape.offset;
+      left = shape.tiles;
+      ahead++;
+    }
+    const bool leads = ((shape.tiles - left) & shape.group_mask) == 0;  // comes with its group's parameters
+    const uint32_t skipped = leads ? 0 : shape.params, bytes = shape.bytes + shape.params - skipped, slot = fetched % kStages;
+    fetch_page(ring + slot * slot_bytes + skipped, next, bytes, barrier + slot * 8, lane);
+    next += bytes, left--, fetched++;
   }
-  __device__ void next_pages(uint32_t lane) {  // page `now` is done
+  // The slot of the tile that is worked on, when its bytes are there.
+  __device__ __forceinline__ uint32_t await() const {
+    const uint32_t slot = used % kStages;
+    await_page(barrier + 8 * slot, used / kStages & 1);
+    return slot * slot_bytes;
+  }
+  __device__ __forceinline__ void next_pages(uint32_t lane) {  // page `now` is done
     if (now % 32 == 31) {
       page = next_page, tag = next_tag;
       read(now + 33 + lane, &next_page, &next_tag);
@@ -240,27 +254,27 @@ struct Walk {
 };
 
 template <bool kTwo>
-__device__ inline Walk open_walk(const Plan &plan, const AttendArguments &a, uint32_t index, const Lane &me, uint32_t warp, uint32_t warps,
-                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t phases) {
-  const ShareEntry &share = plan.shares[index / a.kv_heads];
-  const uint32_t head = index % a.kv_heads, pages = share.packed;
-  Walk walk;
+__device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
+                                                uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
+  const uint32_t pages = share.packed;
+  Walk<kTwo> walk;
   walk.list = plan.pages + share.first_page + warp;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
   walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
   walk.read(me.lane, &walk.page, &walk.tag);
   walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
-  for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
-    if (share.sequence.tensors[kind]) walk.shape[kind] = TileShape(share.sequence.blobs[kind][head], share.sequence.tensors[kind][2 * head]);
+  const TensorFormat *const *tensors = share.sequence.tensors;
+  if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
+  if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
+  walk.shape_kind = 0;
   walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
   walk.barrier = shared_address(barriers + warp * kStages);
-  walk.phases = phases;
-  walk.slot = walk.ahead_slot = walk.now = 0;
-  walk.ahead = {0, 0};
+  walk.used = walk.fetched = used;
+  walk.now = walk.ahead = walk.left = 0;
   open_ring();
-  for (uint32_t i = 0; i < kStages; i++) walk.fetch<kTwo>(me.lane);
+  for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane);
   return walk;
 }
 
@@ -275,7 +289,8 @@ struct Pages {
   __device__ __forceinline__ void load(const TensorFormat *formats) {  // of the head's keys and values
     const TensorFormat &k = formats[0], &v = formats[1];
     key.load(k), value.load(v);
-    key_codes = k.group_stride - k.group_tiles * k.tile_stride, value_codes = key_codes + v.codes - k.codes;
+    key_codes = k.codes - k.params, value_codes = v.codes - k.params;
+    if (!k.group) key_codes = 0, value_codes = v.codes - k.codes;
     tiles = uniform(k.page_tokens / kTile), group_tiles = uniform(k.group_tiles);
   }
 };
@@ -292,12 +307,11 @@ constexpr uint32_t column_bytes() { return KeysOf<First, U, N>::kColumns ? N * U
 
 // entry: nullptr where nothing of the page need be hidden, and there is no soft cap.
 template <class Class, class Keys, bool kTwo, int U, int N>
-__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk &walk, const uint8_t *ring, const PageEntry *entry,
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk<kTwo> &walk, const uint8_t *ring, const PageEntry *entry,
                                          const uint32_t *positions, float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
 #pragma unroll 1
   for (uint32_t tile = 0; tile < pages.tiles; tile++) {
-    const uint8_t *at = ring + walk.slot * walk.slot_bytes;
-    await_page(walk.barrier + 8 * walk.slot, walk.phases >> walk.slot & 1);
+    const uint8_t *at = ring + walk.await();
     if constexpr (Keys::kColumns)
       if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.key.param_bytes);  // a power of two
     if (!entry) {
@@ -311,9 +325,8 @@ __device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class
                                                                  softcap, mask, sees, soft);
     }
     __syncwarp();
-    walk.phases ^= 1u << walk.slot;
-    walk.slot = walk.slot + 1 == kStages ? 0 : walk.slot + 1;
-    walk.fetch<kTwo>(me.lane);
+    walk.used++;
+    walk.fetch(me.lane);
   }
 }
 
@@ -332,7 +345,7 @@ struct Classes {
 
 template <class First, class Second, int U, int N>
 __device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
-                                           Walk &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
+                                           Walk<!std::is_same_v<Second, NoPages>> &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
   using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
   Keys keys;
@@ -394,10 +407,12 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
   __syncwarp();
   publish_barriers();
   __syncthreads();
-  uint32_t phases = 0;  // of every stage
+  uint32_t used = 0;  // tiles, that is slots, so far
   for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
-    Walk walk = open_walk<!std::is_same_v<Second, NoPages>>(plan, a, index, me, warp, warps, slot_bytes, ring, s.barrier, phases);
+    const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
+    prefetch_queries(item, a);
+    auto walk = open_walk<!std::is_same_v<Second, NoPages>>(plan, share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
@@ -415,7 +430,7 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
         for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
       uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
       run_packed<First, Second, U, N>(plan, a, me, classes, walk, columns, packed_sees, s, soft);
-      phases = walk.phases;
+      used = walk.used;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
     finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
@@ -442,7 +457,7 @@ cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, ui
   uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
   warps = min(warps, kMost);
   const uint32_t warp_bytes = kStages * slot + column_bytes<First, U, N>();
-  while (warps > 1 && warps * warp_bytes > kShared - kStatic) warps--;
+  while (warps > 1 && warps * warp_bytes > kShared - kStatic) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
   const uint32_t bytes = max(warps * warp_bytes, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;

@@ -46,32 +46,33 @@ struct Region {
   const DeviceBook *book;   // or nullptr
 };
 
-// One tensor of one head.
-struct TensorFormat {
+// One tensor of one head.  What attention reads before its first page comes first, in one line of the cache.
+struct alignas(128) TensorFormat {
   Family family;
   Layout layout;
   uint8_t tensor, kind, param_type, scale_rule, param_bytes;
   uint8_t rotate, midpoint, high_plain;  // high_plain: pair-mix, classes of 3 bits take no midpoint
+  Coding coding;                         // fragments
+  uint8_t swizzled;                      // radix with a table of levels: bytes are exchanged as swizzle() says
+  uint8_t book16;                        // nibbles of 16 levels: sign and magnitude instead of the code
+  uint8_t first[2 * kPlanes + 1];        // planes: units of fewer than i bits
   uint32_t dim, page_tokens, group, groups;  // groups of tokens in a page (columns)
-  uint32_t regions, row_params, channel_group;  // parameters of a token; affine rows: channels of a group
-  uint32_t boosted;                          // kitty
-  uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
-  uint64_t seed;
-  const uint16_t *channel;                   // [dim] slot -> channel
-  const uint16_t *mu;                        // fp16 [dim] or nullptr
-  Region region[kMaxRegions];
+  uint32_t blob;                             // of the head, in the page
   // in the blob
   uint32_t codes, params;                    // fragments: of tile 0
   uint32_t tile_stride;                      // fragments: between tiles of a group of columns, and between groups
   uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift
-  uint32_t positions;                        // kitty: position bytes [groups][dim]
-  Coding coding;                             // fragments, and all that follows
-  uint8_t swizzled;                          // radix with a table of levels: bytes are exchanged as swizzle() says
-  uint8_t book16;                            // nibbles of 16 levels: sign and magnitude instead of the code
-  alignas(8) uint8_t first[2 * kPlanes + 2]; // planes: units of fewer than i bits
+  uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
+  float book_scale;                          // fragments: of a level, or of a digit where levels are linear
+  uint64_t seed;
+  const uint16_t *channel;                   // [dim] slot -> channel
+  const uint16_t *mu;                        // fp16 [dim] or nullptr
+  Region region[kMaxRegions];
+  uint32_t regions, row_params, channel_group;  // parameters of a token; affine rows: channels of a group
+  uint32_t boosted;                          // kitty
+  uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
+  uint32_t positions;                        // in the blob.  kitty: position bytes [groups][dim]
   uint8_t width[kMaxUnits];                  // nibbles, planes: of a unit; 0: no codes
-  uint32_t table[2];                         // levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
-  float book_scale;                          // of a level, or of a digit where levels are linear
 };
 
 struct HeadBlob {

@@ -154,6 +154,7 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
       lay_out_streams(value, &at);
     }
     blobs_[h] = {offset, align16(at)};
+    key->blob = value->blob = offset;
     offset += blobs_[h].bytes;
   }
   bytes = offset;

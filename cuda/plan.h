@@ -23,7 +23,6 @@ struct PageEntry {
 
 struct SequenceEntry {
   const TensorFormat *tensors[2];  // of class 0 and 1, [kv_heads][2]
-  const HeadBlob *blobs[2];
   uint32_t page_begin, pages;      // raw pages in front, packed ones, raw ones behind
   uint32_t raw_front, packed;
   uint32_t length, n_queries, first_query;

@@ -122,7 +122,6 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
       page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
       classes.format[page.kind] = format;
       entry->tensors[page.kind] = format->device.tensors;
-      entry->blobs[page.kind] = format->device.blobs;
       launch.stage_bytes = std::max(launch.stage_bytes, format->stage_bytes);
       if (view.positions) page.positions = place_positions(view);
       const uint64_t last = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
@@ -176,7 +175,6 @@ void Planner::order_classes(const FusedKernel &kernel) {
     SequenceEntry &entry = sequences_[s];
     if (!format || format->path == kernel.first) continue;
     std::swap(entry.tensors[0], entry.tensors[1]);
-    std::swap(entry.blobs[0], entry.blobs[1]);
     for (uint32_t p = 0; p < entry.packed; p++) pages_[entry.page_begin + entry.raw_front + p].kind ^= 1;
   }
 }
