@@ -48,9 +48,9 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
     case Coding::nibbles:
       for (uint32_t b = 0; b < width; b++) {
         const BitPlace at = code_bit(width, p.reg, p.byte, b);
-        code |= (words[p.unit * width * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+        code |= (words[unit_word(f, p.unit) * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
       }
-      return plain_code(f.book16, code);
+      return plain_code(width, code);
     case Coding::planes:
       for (uint32_t plane = 0; 2 * plane < width; plane++) {
         const PlanePlace place = plane_place(f, plane, p.unit);
@@ -111,13 +111,13 @@ __device__ void store_part(const TensorFormat &f, uint32_t *words, uint32_t part
   switch (f.coding) {
     case Coding::nibbles:
       for_codes([&](uint32_t reg, uint32_t byte, uint32_t value) {
-        value = stored_code(f.book16, value);
+        value = stored_code(width, value);
         for (uint32_t b = 0; b < width; b++) {
           const BitPlace at = code_bit(width, reg, byte, b);
           out[at.word] |= (value >> b & 1u) << at.bit;
         }
       });
-      for (uint32_t w = 0; w < width; w++) words[part * width * 32 + lane_word(width, lane, w)] = out[w];
+      for (uint32_t w = 0; w < width; w++) words[unit_word(f, part) * 32 + lane_word(width, lane, w)] = out[w];
       return;
     case Coding::planes:
       for (uint32_t plane = 0; 2 * plane < width; plane++) {
@@ -177,7 +177,7 @@ __device__ inline uint32_t page_code(const TensorFormat &f, const uint8_t *blob,
 __device__ inline uint32_t row_param(const TensorFormat &f, uint32_t token, uint32_t i) {
   if (f.family == Family::raw) return f.params + (token * f.dim + raw_place(f.dim, i)) * 2;
   if (f.layout == Layout::streams) return f.params + (token * f.row_params + i) * f.param_bytes;
-  return f.params + tile_offset(f, token / kTile) + (row_place(token % kTile) * f.row_params + i) * f.param_bytes;
+  return f.params + tile_offset(f, token / kTile) + (i * kTile + row_place(token % kTile)) * f.param_bytes;
 }
 __device__ inline uint32_t column_param(const TensorFormat &f, uint32_t i) {
   if (f.layout == Layout::streams) return f.params + i * f.param_bytes;

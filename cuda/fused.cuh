@@ -21,6 +21,12 @@ struct Lane {
   uint32_t row, low;     // as a column of B: its row, and whether it has the low bytes
 };
 
+// Soft cap of a logit in base 2.
+__device__ __forceinline__ float cap_logit(float x, float softcap) {
+  const float scale = softcap * kLog2E;
+  return scale - __fdividef(2 * scale, exp2_fast(x * __fdividef(2.0f, softcap)) + 1);  // tanh(u) = 1 - 2 / (e^2u + 1)
+}
+
 // What a warp has of a row t: m, l, sum of p * zero, and outputs.
 template <int U>
 struct Soft {
@@ -52,19 +58,6 @@ __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, u
   for (int x = 0; x < 4; x++) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
     s[2 * x] = pair.x, s[2 * x + 1] = pair.y;
-  }
-}
-
-__device__ __forceinline__ void load_scales_zeros(const uint8_t *params, uint32_t r, float (&s)[8], float (&z)[8]) {
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 32 + k * 16);
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-      const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
-      s[4 * k + x] = pair.x, z[4 * k + x] = pair.y;
-    }
   }
 }
 
@@ -218,7 +211,7 @@ struct RowKeys {
     Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
     float h[8], z[8];
     if constexpr (Code::kAffine)
-      load_scales_zeros(codes + Code::bytes(U), me.r, h, z);
+      load_scales(codes + Code::bytes(U), me.r, 2, h), load_scales(codes + Code::bytes(U) + 2 * kTile, me.r, 2, z);
     else
       load_scales(codes + Code::bytes(U), me.r, rows.param_bytes, h);
 #pragma unroll
@@ -239,7 +232,9 @@ struct RowKeys {
 
 // Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  Two bits of a
 // register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
-struct Planes {};
+struct Planes {
+  static constexpr uint32_t kWarps = 16;
+};
 
 template <int U, int N>
 struct ColumnKeys {
@@ -368,6 +363,82 @@ struct ColumnKeys {
   }
 };
 
+// Rows in groups of channels, units of a width after those of the width before: a book and a scale each.
+struct Groups {
+  static constexpr uint32_t kWarps = 12;
+};
+
+template <int U, int N>
+struct GroupKeys {
+  static constexpr bool kColumns = false;
+  float unit[N], center[N];
+  uint32_t *shared;      // columns of B, as those of ColumnKeys
+  uint32_t firsts;       // nibble w: units of fewer than w bits, w = 1..7
+  uint32_t params, param_bytes;
+
+  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *q, const float *centers, uint32_t *columns) {
+    shared = columns;
+    params = f.params - f.codes, param_bytes = uniform(f.param_bytes);
+    firsts = uint32_t(U) << 28;
+#pragma unroll
+    for (int w = 1; w <= 6; w++) firsts |= uint32_t(f.first[w]) << 4 * w;
+    firsts = uniform(firsts);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      uint32_t b[U];
+      unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * (16 * U) + slot, x); }, b);
+#pragma unroll
+      for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];
+      center[n] = centers[4 * n + me.t];
+    }
+  }
+  // The units of one width.
+  template <int W>
+  __device__ __forceinline__ void add_width(const Lane &me, const uint8_t *&codes, const uint8_t *&scales, float (&s)[N][8]) const {
+    const uint32_t from = firsts >> 4 * W & 0xf, to = firsts >> (4 * W + 4) & 0xf;
+    if (from == to) return;
+    int acc[N][4][4] = {}, negative[Nibbles<W>::kSigns ? N : 1][4][4] = {};
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
+#pragma unroll 1
+    for (; b < end; b += 32, codes += W * 128) {
+      uint32_t r[8], masks[8];
+      Nibbles<W>::unit(codes, me.lane, r, masks);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * U * 32]);
+          if constexpr (Nibbles<W>::kSigns) multiply_signed_unit(negative[n][i], masks[2 * i], masks[2 * i + 1], b[n * U * 32]);
+        }
+    }
+    float h[8];
+    load_scales(scales, me.r, param_bytes, h);
+    scales += kTile * param_bytes;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        const int *c = &acc[n][x / 2][2 * (x & 1)], *d = &negative[Nibbles<W>::kSigns ? n : 0][x / 2][2 * (x & 1)];
+        const int sum = Nibbles<W>::kSigns ? (c[0] - d[0]) * 256 + (c[1] - d[1]) : c[0] * 256 + c[1];
+        s[n][x] = fmaf(float(sum), unit[n] * book_data::scale(W) * h[x], s[n][x]);
+      }
+  }
+  template <class>
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) s[n][x] = center[n];
+    const uint8_t *scales = codes + params;
+    add_width<1>(me, codes, scales, s);
+    add_width<2>(me, codes, scales, s);
+    add_width<3>(me, codes, scales, s);
+    add_width<4>(me, codes, scales, s);
+    add_width<5>(me, codes, scales, s);
+    add_width<6>(me, codes, scales, s);
+  }
+};
+
 // ---- values
 
 template <class Code, int U, int N>
@@ -488,7 +559,7 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
   keys.template logits<KeyCode>(me, key, key_codes, s);
   float h[8], z[8];
   if constexpr (ValueCode::kAffine)
-    load_scales_zeros(value_codes + ValueCode::bytes(U), me.r, h, z);
+    load_scales(value_codes + ValueCode::bytes(U), me.r, 2, h), load_scales(value_codes + ValueCode::bytes(U) + 2 * kTile, me.r, 2, z);
   else
     load_scales(value_codes + ValueCode::bytes(U), me.r, value.param_bytes, h);
   uint32_t b[N][4];
@@ -497,7 +568,7 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
   for (int n = 0; n < N; n++) {
     if (masked && softcap > 0) {
 #pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = softcap * kLog2E * tanhf(s[n][x] / (softcap * kLog2E));
+      for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x], softcap);
     }
     if constexpr (masked) {
 #pragma unroll

@@ -9,8 +9,12 @@ namespace kvq::cuda {
 
 constexpr uint32_t kStages = 2;
 
-// Warps of the largest block: a warp's registers grow with the head dimension and the rows.
-constexpr uint32_t max_warps(int U, int N) { return 16 / (N * (U > 8 ? U / 8 : 1)); }
+// Warps of the largest block: a warp's registers grow with the head dimension and the rows, and some codes take more.
+template <int U, int N, class First>
+constexpr uint32_t max_warps() {
+  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
+  return First::kWarps < kAll ? First::kWarps : kAll;
+}
 
 // Shared memory of a block besides the ring.
 template <int U, int N>
@@ -20,7 +24,7 @@ struct Queries {
   alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
   float center[kItemRows];
   float ml[2 * kItemRows];
-  uint64_t barrier[max_warps(U, N) * kStages];
+  uint64_t barrier[16 * kStages];
   static_assert(kDim >= kMaxSplits);
 };
 
@@ -30,7 +34,7 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
   const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
-  const bool rotate = key && key->rotate;
+  const bool rotate = key && key->rotate, groups = key && (key->regions > 1 || Kind(key->kind) == Kind::width_groups);
   const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
@@ -42,13 +46,15 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
       for (int j = 0; j < C; j++) sum += x[j] * half_to_float(mu[C * lane + j]);
     for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) s.center[row] = sum;
-    if (rotate) {  // rows of one class: slots are channels
+    if (rotate && !groups) {  // slots are channels
       rotate_row(lane, signs, false, x);
 #pragma unroll
       for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
     } else {
       __syncwarp();
       for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[channel[j]];
+      __syncwarp();
+      for (uint32_t r = 0; rotate && r < key->regions; r++) rotate_warp(slot, *key, key->region[r], false);
     }
   }
   __syncthreads();
@@ -106,7 +112,7 @@ __device__ __forceinline__ void raw_tokens(const AttendArguments &a, const Item 
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       float sum = lanes_sum(logit[n][i]);
-      if (a.softcap > 0) sum = a.softcap * kLog2E * tanhf(sum / (a.softcap * kLog2E));
+      if (a.softcap > 0) sum = cap_logit(sum, a.softcap);
       const uint32_t position = page.position + begin + i;
       logit[n][i] = begin + i < page.count && position >= sees[n].begin && position < sees[n].end ? sum : -INFINITY;
       top = fmaxf(top, logit[n][i]);
@@ -283,6 +289,7 @@ template <class KeyCode, class ValueCode>
 struct Pages {
   using Key = KeyCode;
   using Value = ValueCode;
+  static constexpr uint32_t kWarps = KeyCode::kWarps < ValueCode::kWarps ? KeyCode::kWarps : ValueCode::kWarps;
   RowClass key, value;
   uint32_t key_codes, value_codes, tiles, group_tiles;
 
@@ -300,10 +307,11 @@ struct NoPages {
 };
 
 template <class First, int U, int N>
-using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>, RowKeys<U, N>>;
+using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>,
+                                  std::conditional_t<std::is_same_v<typename First::Key, Groups>, GroupKeys<U, N>, RowKeys<U, N>>>;
 // Shared memory of a warp for columns of B.
 template <class First, int U, int N>
-constexpr uint32_t column_bytes() { return KeysOf<First, U, N>::kColumns ? N * U * 128 : 0; }
+constexpr uint32_t column_bytes() { return std::is_same_v<KeysOf<First, U, N>, RowKeys<U, N>> ? 0 : N * U * 128; }
 
 // entry: nullptr where nothing of the page need be hidden, and there is no soft cap.
 template <class Class, class Keys, bool kTwo, int U, int N>
@@ -396,7 +404,7 @@ __device__ void merge_warps(const Lane &me, uint32_t warp, uint32_t warps, Soft<
 }
 
 template <int U, int N, class First, class Second>
-__global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
+__global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ __align__(16) Queries<U, N> s;
   constexpr int kDim = 16 * U, C = U / 2;
@@ -425,7 +433,7 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
     }
     run_raw<U, N>(plan, a, item, me, warp, warps, sees, s, soft);
     if (key) {
-      if (value->rotate)
+      if (value->rotate && item.sequence->pages > item.sequence->packed)
 #pragma unroll
         for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
       uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
@@ -452,7 +460,7 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
 template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
   const auto kernel = fused_kernel<U, N, First, Second>;
-  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps(U, N);
+  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps<U, N, First>();
   const uint32_t slot = (launch.stage_bytes + 127) / 128 * 128;
   uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
   warps = min(warps, kMost);
@@ -461,7 +469,7 @@ cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, ui
   const uint32_t bytes = max(warps * warp_bytes, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;
-  const uint32_t at_once = min(kMost / warps, (kShared + kReserved) / (bytes + kStatic + kReserved));
+  const uint32_t at_once = min(max(1u, 16 / (N * (U > 8 ? U / 8 : 1)) / warps), (kShared + kReserved) / (bytes + kStatic + kReserved));
   kernel<<<processors * max(1u, at_once), warps * 32, bytes, stream>>>(a, slot);
   return cudaGetLastError();
 }

@@ -105,6 +105,13 @@ Code column_code(const HeadFormat &head) {
   return Code::planes;
 }
 
+// Keys in books of 2 to 64 levels, each for whole units.
+Code group_code(const HeadFormat &head) {
+  for (const SlotClass &cls : head.classes)
+    if (cls.first % 16 || cls.count % 16 || cls.levels > 64) return Code::none;
+  return head.shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none;
+}
+
 // How fused kernels would read a tensor's codes.
 Code code_of(const HeadFormat &head, uint32_t page_tokens) {
   if (page_tokens % kTile) return Code::none;
@@ -113,6 +120,8 @@ Code code_of(const HeadFormat &head, uint32_t page_tokens) {
       return book_code(head.codec.levels);
     case Kind::affine_token:
       return affine_code(head);
+    case Kind::width_groups:
+      return group_code(head);
     case Kind::affine_channel:
     case Kind::channel_widths:
     case Kind::pair_mix:
@@ -244,11 +253,10 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));
   if (f->family != Family::rows_book) return;
   const Book &book = find_book(levels);
-  f->book16 = levels == 16;
   f->swizzled = radix && levels != 3;
   f->book_scale = levels == 3 ? book.scale * float(book.level[2]) : book.scale;
   for (uint32_t i = 0; i < 8; i++)
-    f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
+    f->table[i / 4] |= uint32_t(book.level[levels == 16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
 }
 
 // Per group of columns: their parameters; and per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
