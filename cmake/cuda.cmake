@@ -31,7 +31,8 @@ find_library(KVQ_CUDART cudart_static REQUIRED
 add_library(kvq_cudart INTERFACE)
 target_link_libraries(kvq_cudart INTERFACE ${KVQ_CUDART} ${CMAKE_DL_LIBS} rt Threads::Threads)
 
-target_compile_definitions(kvq_objects PRIVATE KVQ_WITH_CUDA=1)
-target_include_directories(kvq_objects PRIVATE ${PROJECT_SOURCE_DIR})
+# The one file outside cuda/ that knows whether there is this backend: all others are the same objects with and without it.
+set_source_files_properties(src/capi/devices.cpp PROPERTIES
+  COMPILE_DEFINITIONS KVQ_WITH_CUDA=1 INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR})
 target_sources(kvq_objects INTERFACE $<TARGET_OBJECTS:kvq_cuda>)  # for tests that link the objects
 target_link_libraries(kvq_objects INTERFACE kvq_cudart)

@@ -64,7 +64,7 @@ class Buffer {
   void reserve(size_t bytes) {
     if (data_ && bytes <= bytes_) return;
     if (data_) arena_->release(data_, bytes_);
-    data_ = nullptr;
+    data_ = nullptr, bytes_ = 0;
     data_ = arena_->allocate(bytes);
     bytes_ = bytes;
   }

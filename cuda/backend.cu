@@ -1,5 +1,6 @@
 // The CUDA backend: what backend.h asks for, by the kernels of this folder.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 
@@ -18,9 +19,6 @@ namespace kvq {
 namespace cuda {
 namespace {
 
-// Tokens of one pass of packing: its scratch is a few megabytes.
-constexpr uint32_t kPackTokens = 4096;
-
 void must(cudaError_t error, const char *what) {
   if (error != cudaSuccess) throw DeviceFailure(what, cudaGetErrorString(error));
 }
@@ -30,9 +28,10 @@ RawShape raw_shape(const LayerShape &shape) { return {shape.kv_heads, shape.dim_
 class CudaBackend final : public Backend {
  public:
   CudaBackend(Memory *memory, uint32_t device)
-      : memory_(memory), device_(int(device)), order_(device_), arena_(memory, device_), books_(arena_), states_(memory), replays_(memory) {}
+      : memory_(memory), device_(int(device)), order_(device_), arena_(memory, device_), books_(arena_), nothing_(arena_), states_(memory), replays_(memory) {}
   ~CudaBackend() override {
     order_.wait();
+    if (pinned_) cudaFreeHost(pinned_);
     for (StepState *state : states_) std::pmr::polymorphic_allocator<StepState>(memory_).delete_object(state);
   }
   Status prepare();
@@ -57,6 +56,7 @@ class CudaBackend final : public Backend {
   void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) override;
   void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                       LayerStatistics *statistics) override;
+  void sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) override;
   void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) override;
   void copy_packed(const PageFormat &format, const void *from, void *to) override;
   void narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) override;
@@ -72,6 +72,7 @@ class CudaBackend final : public Backend {
   Status finish_step(Workspace *workspace, uint64_t *saturated) override;
 
   void give_back(StepState *state) noexcept {
+    order_.settle();
     const std::lock_guard lock(states_mutex_);
     state->in_use = false;
   }
@@ -84,6 +85,7 @@ class CudaBackend final : public Backend {
     must(cudaMemcpyAsync(buffer->data(), data, bytes, cudaMemcpyHostToDevice, turn.stream()), "copy to the device");
   }
   void download(const Turn &turn, const void *data, size_t bytes, void *out) {
+    if (bytes == 0) return;
     must(cudaMemcpyAsync(out, data, bytes, cudaMemcpyDeviceToHost, turn.stream()), "copy from the device");
     must(cudaStreamSynchronize(turn.stream()), "wait");
   }
@@ -91,10 +93,15 @@ class CudaBackend final : public Backend {
   // A tensor as kernels take it: device memory as it is, host memory entered, checked and copied to `buffer`.
   Status to_device(const Turn &turn, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                    Buffer *buffer, DeviceTensor *out, uint64_t *saturated);
+  // Is memory that the caller says to be a device's readable there?  A kernel that finds out would take the device down with it.
+  Status check_memory(const void *data, const char *name);
+  Status clear_findings(const Turn &turn, Buffer *findings) {
+    findings->reserve(sizeof(Findings));
+    KVQ_CUDA(cudaMemcpyAsync(findings->data(), nothing_.data(), sizeof(Findings), cudaMemcpyDeviceToDevice, turn.stream()));
+    return KVQ_OK;
+  }
   Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated);
-  void pack_tokens(const Turn &turn, const PackShape &shape, const CudaPageFormat &format, std::span<const PageRows> from,
-                   std::span<const PageRows> to, uint32_t tokens);
-  Scratch make_scratch(const CudaPageFormat &format, uint32_t tokens, Buffer *buffer);
+  PackPlan pack_plan(const CudaPageFormat &format) const;
 
   Memory *memory_;
   int device_;
@@ -102,6 +109,11 @@ class CudaBackend final : public Backend {
   Arena arena_;
   Books books_;
   uint32_t processors_ = 1;
+  size_t shared_limit_ = 0;        // shared memory of a block of threads
+  bool reads_host_memory_ = false;  // any address of the process
+  Findings *pinned_ = nullptr;     // host memory that copies come to
+  Buffer nothing_;                 // Findings that have found nothing
+  std::array<const void *, 64> known_{};  // addresses that have been seen to be device memory
   std::mutex states_mutex_;
   Vector<StepState *> states_;
   Vector<uint8_t> replays_;  // by layer
@@ -121,9 +133,18 @@ StepState &state_of(Workspace *workspace) { return *static_cast<CudaWorkspace *>
 
 Status CudaBackend::prepare() {
   KVQ_CUDA(order_.prepare());
-  int processors = 1;
+  int processors = 1, shared = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_));
-  processors_ = uint32_t(processors);
+  KVQ_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
+  processors_ = uint32_t(processors), shared_limit_ = size_t(shared);
+  KVQ_CUDA(prepare_packing(shared_limit_));
+  int pageable = 0;
+  KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
+  reads_host_memory_ = pageable != 0;
+  KVQ_CUDA(cudaMallocHost(&pinned_, sizeof(Findings)));
+  const Findings nothing{kNothingBad, 0};
+  nothing_.reserve(sizeof nothing);
+  KVQ_CUDA(cudaMemcpy(nothing_.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice));
   return books_.upload();
 }
 
@@ -149,13 +170,25 @@ uint32_t CudaBackend::upload_pieces(const Turn &turn, std::span<const PageRows> 
   return start;
 }
 
+Status CudaBackend::check_memory(const void *data, const char *name) {
+  const void *&known = known_[reinterpret_cast<uintptr_t>(data) / 256 % known_.size()];
+  if (known == data || reads_host_memory_) return KVQ_OK;
+  cudaPointerAttributes attributes{};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
+  if (error != cudaSuccess) cudaGetLastError();
+  if (error != cudaSuccess || !attributes.devicePointer)
+    return fail(KVQ_E_INVALID, "%s: memory=DEVICE, but device %d cannot read its data at %p", name, device_, data);
+  known = data;
+  return KVQ_OK;
+}
+
 Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim,
                               const char *name, Buffer *buffer, DeviceTensor *out, uint64_t *saturated) {
   const int64_t size = dtype_bytes(x.dtype);
   const int64_t head_stride = x.head_stride ? x.head_stride : dim, token_stride = x.token_stride ? x.token_stride : int64_t(heads) * dim;
   const char *data = static_cast<const char *>(x.data) + int64_t(first) * token_stride * size;
   *out = {data, x.dtype, token_stride, head_stride};
-  if (x.memory == KVQ_MEMORY_DEVICE) return KVQ_OK;
+  if (x.memory == KVQ_MEMORY_DEVICE) return check_memory(x.data, name);
   if (turn.capturing()) return fail(KVQ_E_UNSUPPORTED, "%s: host memory cannot be captured in a CUDA graph", name);
   Vector<uint16_t> rows(size_t(count) * heads * dim, memory_);
   for (uint64_t t = 0; t < count; t++)
@@ -172,8 +205,9 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
 }
 
 Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated) {
-  Findings found;
-  download(turn, device, sizeof found, &found);
+  KVQ_CUDA(cudaMemcpyAsync(pinned_, device, sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
+  KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
+  const Findings found = *pinned_;
   *saturated += found.saturated;
   if (found.bad == kNothingBad) return KVQ_OK;
   return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed",
@@ -191,8 +225,7 @@ Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, c
   KVQ_TRY(to_device(turn, k, first, count, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, saturated));
   KVQ_TRY(to_device(turn, v, first, count, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, saturated));
   const uint32_t rows = upload_pieces(turn, pieces, &list);
-  const Findings nothing{kNothingBad, 0};
-  upload(turn, &nothing, sizeof nothing, &findings);
+  KVQ_TRY(clear_findings(turn, &findings));
   KVQ_CUDA(cuda::enter_rows(raw_shape(shape), keys, values, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows,
                             findings.as<Findings>(), turn.stream()));
   if (k.memory == KVQ_MEMORY_HOST && v.memory == KVQ_MEMORY_HOST) return KVQ_OK;
@@ -206,9 +239,8 @@ Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t cou
   DeviceTensor device;
   KVQ_TRY(to_device(turn, x, first, count, heads, dim, name, &rows, &device, saturated));
   if (x.memory == KVQ_MEMORY_HOST) return KVQ_OK;
-  const Findings nothing{kNothingBad, 0};
-  upload(turn, &nothing, sizeof nothing, &findings);
-  KVQ_CUDA(enter_dense(device, count, heads, dim, nullptr, findings.as<Findings>(), turn.stream()));
+  KVQ_TRY(clear_findings(turn, &findings));
+  KVQ_CUDA(cuda::check_rows(device, count, heads, dim, findings.as<Findings>(), turn.stream()));
   return read_findings(turn, findings.as<Findings>(), {name, name}, saturated);
 }
 
@@ -272,24 +304,18 @@ void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRo
   Vector<Wide> sums(size_t(layout.sums()) * shape.kv_heads, Wide{0, 0}, memory_);
   Vector<uint32_t> ranges(memory_);
   for (size_t i = 0; i < size_t(layout.ranges()) * shape.kv_heads; i++) ranges.push_back(i % 2 ? 0 : ~0u);
-  Buffer list(arena_), table(arena_), device_sums(arena_), device_ranges(arena_), queries(arena_), entered(arena_), findings(arena_, sizeof(Findings));
+  Buffer list(arena_), table(arena_), device_sums(arena_), device_ranges(arena_), queries(arena_);
   const uint32_t rows = upload_pieces(turn, kv, &list);
   if (rows == 0) return;
   upload(turn, pairs.data(), pairs.size() * sizeof(uint16_t), &table);
   upload(turn, sums.data(), sums.size() * sizeof(Wide), &device_sums);
   upload(turn, ranges.data(), ranges.size() * sizeof(uint32_t), &device_ranges);
-  const uint16_t *query_rows = nullptr;
-  if (q) {
-    DeviceTensor device;
-    uint64_t ignored = 0;
-    if (to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &device, &ignored) != KVQ_OK)
-      throw DeviceFailure("statistics of q", failure_detail());
-    entered.reserve(size_t(rows) * shape.q_heads * shape.dim_k * sizeof(uint16_t));
-    must(enter_dense(device, rows, shape.q_heads, shape.dim_k, entered.as<uint16_t>(), findings.as<Findings>(), turn.stream()), "enter q");
-    query_rows = entered.as<uint16_t>();
-  }
-  must(sum_statistics(layout, list.as<DevicePiece>(), uint32_t(kv.size()), rows, query_rows, table.as<uint16_t>(), device_sums.as<Wide>(),
-                      device_ranges.as<uint32_t>(), turn.stream()),
+  DeviceTensor query_rows{};
+  uint64_t ignored = 0;
+  if (q && to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &query_rows, &ignored) != KVQ_OK)
+    throw DeviceFailure("statistics of q", failure_detail());
+  must(sum_statistics(layout, list.as<DevicePiece>(), uint32_t(kv.size()), rows, q ? &query_rows : nullptr, table.as<uint16_t>(),
+                      processors_, device_sums.as<Wide>(), device_ranges.as<uint32_t>(), turn.stream()),
        "statistics");
   download(turn, device_sums.data(), sums.size() * sizeof(Wide), sums.data());
   download(turn, device_ranges.data(), ranges.size() * sizeof(uint32_t), ranges.data());
@@ -308,63 +334,31 @@ void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRo
   }
 }
 
+void CudaBackend::sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) {
+  LayerStatistics statistics(memory_);
+  reset_statistics(shape, &statistics);
+  add_statistics(shape, rows, nullptr, 0, &statistics);
+  for (uint32_t h = 0; h < shape.kv_heads; h++) sums[h].add(statistics.heads[h].k.data(), statistics.heads[h].nk);
+}
+
 // ---- packing
 
-Scratch CudaBackend::make_scratch(const CudaPageFormat &format, uint32_t tokens, Buffer *buffer) {
-  const uint32_t heads = uint32_t(format.k.size());
-  Scratch scratch{};
-  scratch.tokens = tokens;
-  scratch.dim_k = format.k[0].shape.dim, scratch.dim_v = format.v[0].shape.dim;
-  for (const TensorFormat &f : format.tensors) {
-    scratch.params_stride = std::max(scratch.params_stride, (params_of(f, tokens) + 7) / 8 * 8);
-    if (f.positions) scratch.boosted_stride = std::max(scratch.boosted_stride, size_t(tokens + f.group - 1) / f.group * f.dim);
-  }
-  const size_t codes = (size_t(heads) * tokens * (scratch.dim_k + scratch.dim_v) + 15) / 16 * 16;
-  const size_t params = 2 * heads * scratch.params_stride * sizeof(uint16_t);
-  buffer->reserve(codes + params + 2 * heads * scratch.boosted_stride);
-  scratch.codes = buffer->as<uint8_t>();
-  scratch.params = reinterpret_cast<uint16_t *>(scratch.codes + codes);
-  scratch.boosted = scratch.codes + codes + params;
-  return scratch;
+PackPlan CudaBackend::pack_plan(const CudaPageFormat &format) const {
+  const RawShape shape{uint32_t(format.k.size()), format.k[0].shape.dim, format.v[0].shape.dim};
+  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_);
 }
 
-void CudaBackend::pack_tokens(const Turn &turn, const PackShape &shape, const CudaPageFormat &format, std::span<const PageRows> from,
-                              std::span<const PageRows> to, uint32_t tokens) {
-  Buffer sources(arena_), targets(arena_), memory(arena_);
-  const Scratch scratch = make_scratch(format, tokens, &memory);
+void CudaBackend::pack(const LayerShape &, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
+  const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
+  const PackPlan plan = pack_plan(format);
+  const Turn turn(order_);
+  Buffer sources(arena_), targets(arena_), scratch(arena_);
   upload_pieces(turn, from, &sources);
   upload_pieces(turn, to, &targets);
-  must(encode(shape, format.device, sources.as<DevicePiece>(), uint32_t(from.size()), scratch, turn.stream()), "encode");
-  must(place(format.device, targets.as<DevicePiece>(), uint32_t(to.size()), scratch, turn.stream()), "place");
-}
-
-// Whole targets at a time, as many as the scratch of one pass takes; the sources are cut where they are.
-void CudaBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
-  const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
-  PackShape pack_shape{raw_shape(shape), {}, {}, {~0u, ~0u}};
-  for (size_t i = 0; i < format.tensors.size(); i++) {
-    const TensorFormat &f = format.tensors[i];
-    (f.group ? pack_shape.columns : pack_shape.rows)[i % 2] = true;
-    if (f.group) pack_shape.group[i % 2] = std::min(pack_shape.group[i % 2], f.group);
-  }
-  const Turn turn(order_);
-  Vector<PageRows> pieces(memory_);
-  size_t source = 0;
-  uint32_t taken = 0;  // of from[source]
-  for (size_t first = 0; first < to.size();) {
-    uint32_t tokens = 0;
-    size_t end = first;
-    while (end < to.size() && (end == first || tokens + to[end].count <= kPackTokens)) tokens += to[end++].count;
-    pieces.clear();
-    for (uint32_t left = tokens; left > 0;) {
-      const uint32_t n = std::min(left, from[source].count - taken);
-      pieces.push_back({from[source].page, from[source].first + taken, n});
-      left -= n, taken += n;
-      if (taken == from[source].count) source++, taken = 0;
-    }
-    pack_tokens(turn, pack_shape, format, pieces, to.subspan(first, end - first), tokens);
-    first = end;
-  }
+  if (!plan.shared) scratch.reserve(plan.bytes * plan.blocks);
+  must(cuda::pack(plan, format.device, sources.as<DevicePiece>(), uint32_t(from.size()), targets.as<DevicePiece>(), uint32_t(to.size()),
+                  scratch.data(), turn.stream()),
+       "pack");
 }
 
 void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *to) {
@@ -372,47 +366,32 @@ void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *
   must(cudaMemcpyAsync(to, from, format.bytes, cudaMemcpyDeviceToDevice, turn.stream()), "copy a page");
 }
 
-// By way of the host: it happens a few times in the life of a sequence.
 void CudaBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) {
   const CudaPageFormat &wide = static_cast<const CudaPageFormat &>(from_format), &slim = static_cast<const CudaPageFormat &>(to_format);
+  const PackPlan plan = pack_plan(slim);
   const Turn turn(order_);
-  Buffer memory(arena_), targets(arena_);
-  const Scratch scratch = make_scratch(slim, count, &memory);
-  for (uint32_t head = 0; head < slim.k.size(); head++)
-    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
-      Block block(memory_), narrowed(memory_);
-      unpack(wide, from, 0, count, head, tensor, &block);
-      narrow(wide.head_format(head, tensor), block, slim.head_format(head, tensor), &narrowed);
-      must(cudaMemcpyAsync(scratch.params_of(head, tensor), narrowed.params.data(), narrowed.params.size() * sizeof(uint16_t),
-                           cudaMemcpyHostToDevice, turn.stream()), "copy to the device");
-      must(cudaMemcpyAsync(scratch.codes_of(head, tensor), narrowed.codes.data(), narrowed.codes.size(), cudaMemcpyHostToDevice, turn.stream()),
-           "copy to the device");
-    }
-  const PageRows rows{to, 0, count};
-  upload_pieces(turn, std::span(&rows, 1), &targets);
-  must(place(slim.device, targets.as<DevicePiece>(), 1, scratch, turn.stream()), "place");
+  Buffer scratch(arena_);
+  if (!plan.shared) scratch.reserve(plan.bytes * plan.blocks);
+  must(narrow(plan, wide.device, from, slim.device, to, count, scratch.data(), turn.stream()), "narrow");
 }
 
 void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
                          Block *block) {
   const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
   const TensorFormat &f = format.tensors[2 * head + tensor];
-  const Turn turn(order_);
-  Buffer memory(arena_);
-  Scratch scratch = make_scratch(format, count, &memory);
-  must(fetch(format.device, page, first, count, head, tensor, scratch, turn.stream()), "unpack");
-  const size_t params = block->params.size(), n_params = params_of(f, count);
+  const size_t n_params = params_of(f, count), n_codes = f.family == Family::raw ? 0 : size_t(count) * f.dim;
+  const size_t n_boosted = f.positions ? size_t(count / f.group) * f.dim : 0;
+  const size_t codes = block->codes.size(), params = block->params.size(), boosted = block->boosted.size();
   block->tokens += count;
-  block->params.resize(params + n_params);
-  download(turn, scratch.params, n_params * sizeof(uint16_t), block->params.data() + params);
-  if (f.family == Family::raw) return;
-  const size_t codes = block->codes.size(), n_codes = size_t(count) * f.dim;
-  block->codes.resize(codes + n_codes);
-  download(turn, scratch.codes, n_codes, block->codes.data() + codes);
-  if (!f.positions) return;
-  const size_t boosted = block->boosted.size(), n_boosted = size_t(count / f.group) * f.dim;
-  block->boosted.resize(boosted + n_boosted);
-  download(turn, scratch.boosted, n_boosted, block->boosted.data() + boosted);
+  block->params.resize(params + n_params), block->codes.resize(codes + n_codes), block->boosted.resize(boosted + n_boosted);
+  const Turn turn(order_);
+  Buffer memory(arena_, n_params * sizeof(uint16_t) + n_codes + n_boosted);
+  const BlockRows rows{memory.as<uint8_t>() + n_params * sizeof(uint16_t), memory.as<uint16_t>(),
+                       memory.as<uint8_t>() + n_params * sizeof(uint16_t) + n_codes};
+  must(cuda::unpack(format.device, page, first, count, head, tensor, rows, turn.stream()), "unpack");
+  download(turn, rows.params, n_params * sizeof(uint16_t), block->params.data() + params);
+  download(turn, rows.codes, n_codes, block->codes.data() + codes);
+  download(turn, rows.boosted, n_boosted, block->boosted.data() + boosted);
 }
 
 // ---- steps
@@ -448,7 +427,7 @@ Status CudaBackend::plan_step(const StepSource &source, std::span<const LayerSha
 }
 
 Status CudaBackend::append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) {
-  const Turn turn(order_);
+  const Turn turn(order_, Order::Call::layer);
   StepState &state = state_of(workspace);
   const uint32_t tokens = state.queries;
   if (tokens == 0) return KVQ_OK;
@@ -488,7 +467,7 @@ static void write_host(const kvq_tensor &out, const float *rows, uint32_t tokens
 }
 
 Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
-  const Turn turn(order_);
+  const Turn turn(order_, Order::Call::layer);
   StepState &state = state_of(workspace);
   const LayerShape &shape = *call.shape;
   const uint32_t tokens = state.queries;
@@ -512,6 +491,8 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
     a.out = {results.data(), KVQ_DTYPE_F32, int64_t(shape.q_heads) * shape.dim_v, shape.dim_v};
     a.lse = results.as<float>() + out_size;
   } else {
+    KVQ_TRY(check_memory(call.out->data, "out"));
+    if (call.lse) KVQ_TRY(check_memory(call.lse, "lse"));
     a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
     a.lse = call.lse;
   }

@@ -74,14 +74,9 @@ struct alignas(128) TensorFormat {
   uint8_t width[kMaxUnits];                  // nibbles, planes: of a unit; 0: no codes
 };
 
-struct HeadBlob {
-  uint32_t offset, bytes;  // in the page
-};
-
-// Everything of a page format that kernels read: tensor formats [kv_heads][2], then HeadBlob [kv_heads].
+// Everything of a page format that kernels read: tensor formats [kv_heads][2].
 struct DeviceFormat {
   const TensorFormat *tensors;
-  const HeadBlob *blobs;
   uint32_t kv_heads, page_tokens;
 };
 
@@ -188,7 +183,7 @@ struct QByte {
 KVQ_HD inline QByte swizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | (byte & 1), 2 * (q & 1) + byte / 2} : QByte{q, byte};
 }
-KVQ_HD inline QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
+KVQ_HD constexpr QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
 }
 

@@ -135,7 +135,7 @@ Code code_of(const HeadFormat &head, uint32_t page_tokens) {
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
                                std::pmr::vector<HeadFormat> &&key_formats, std::pmr::vector<HeadFormat> &&value_formats)
-    : PageFormat(memory), device{}, tensors(memory), books_(books), blobs_(memory), tables_(memory), buffer_(arena) {
+    : PageFormat(memory), device{}, tensors(memory), books_(books), tables_(memory), buffer_(arena) {
   k = std::move(key_formats);
   v = std::move(value_formats);
   page_tokens = tokens;
@@ -149,7 +149,6 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   raw = k[0].codec.kind == Kind::raw && v[0].codec.kind == Kind::raw && tokens == kRawTokens;
   const bool fragments = path != PagePath{};
   tensors.resize(size_t(heads) * 2);
-  blobs_.resize(heads);
   uint32_t offset = 0;
   for (uint32_t h = 0; h < heads; h++) {
     TensorFormat *key = &tensors[2 * h], *value = key + 1;
@@ -162,9 +161,8 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
       lay_out_streams(key, &at);
       lay_out_streams(value, &at);
     }
-    blobs_[h] = {offset, align16(at)};
     key->blob = value->blob = offset;
-    offset += blobs_[h].bytes;
+    offset += align16(at);
   }
   bytes = offset;
 }
@@ -278,21 +276,19 @@ void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, u
 }
 
 Status CudaPageFormat::upload(cudaStream_t stream) {
-  const size_t formats = tensors.size() * sizeof(TensorFormat), blobs = blobs_.size() * sizeof(HeadBlob);
-  buffer_.reserve(formats + blobs + tables_.size() * sizeof(uint16_t));
+  const size_t formats = tensors.size() * sizeof(TensorFormat);
+  buffer_.reserve(formats + tables_.size() * sizeof(uint16_t));
   char *base = buffer_.as<char>();
-  const uint16_t *tables = reinterpret_cast<const uint16_t *>(base + formats + blobs);
+  const uint16_t *tables = reinterpret_cast<const uint16_t *>(base + formats);
   for (TensorFormat &f : tensors) {
     f.channel = tables + (reinterpret_cast<uintptr_t>(f.channel) - 1);
     if (f.mu) f.mu = tables + (reinterpret_cast<uintptr_t>(f.mu) - 1);
   }
-  Vector<char> host(formats + blobs + tables_.size() * sizeof(uint16_t), tensors.get_allocator().resource());
+  Vector<char> host(formats + tables_.size() * sizeof(uint16_t), tensors.get_allocator().resource());
   std::memcpy(host.data(), tensors.data(), formats);
-  std::memcpy(host.data() + formats, blobs_.data(), blobs);
-  std::memcpy(host.data() + formats + blobs, tables_.data(), tables_.size() * sizeof(uint16_t));
+  std::memcpy(host.data() + formats, tables_.data(), tables_.size() * sizeof(uint16_t));
   KVQ_CUDA(cudaMemcpyAsync(base, host.data(), host.size(), cudaMemcpyHostToDevice, stream));
-  device = {reinterpret_cast<const TensorFormat *>(base), reinterpret_cast<const HeadBlob *>(base + formats), uint32_t(blobs_.size()),
-            page_tokens};
+  device = {reinterpret_cast<const TensorFormat *>(base), uint32_t(k.size()), page_tokens};
   return KVQ_OK;
 }
 

@@ -47,7 +47,6 @@ class CudaPageFormat final : public PageFormat {
   void add_tables(const HeadFormat &head, TensorFormat *f);
 
   const Books &books_;
-  Vector<HeadBlob> blobs_;
   Vector<uint16_t> tables_;  // channels and centres
   Buffer buffer_;
 };

@@ -39,6 +39,18 @@ struct DevicePiece {
   uint32_t first, count, start, pad;
 };
 
+// The piece that holds row `row` of a list: often the one that whole raw pages would make it, or the next.
+KVQ_HD inline const DevicePiece &find_piece(const DevicePiece *pieces, uint32_t n, uint32_t row) {
+  for (uint32_t guess = row / kRawTokens; guess < n && guess < row / kRawTokens + 2; guess++)
+    if (row - pieces[guess].start < pieces[guess].count) return pieces[guess];
+  uint32_t low = 0, high = n;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    (pieces[middle].start <= row ? low : high) = middle;
+  }
+  return pieces[low];
+}
+
 // What entering found: the smallest key of a non-finite element (none: all ones), and elements beyond +-65504.
 struct Findings {
   unsigned long long bad, saturated;
@@ -52,9 +64,11 @@ KVQ_HD inline uint64_t bad_key(uint64_t token, uint32_t tensor, uint32_t head, u
 // Enter row `start + i` of k and v (from token `first` on) into row first + i of each piece.
 cudaError_t enter_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, uint64_t first, const DevicePiece *pieces,
                        uint32_t n_pieces, uint32_t rows, Findings *findings, cudaStream_t stream);
-// Rows to fp16 [count][heads][dim], or only checked (out = nullptr).
+// Rows to fp16 [count][heads][dim].
 cudaError_t enter_dense(const DeviceTensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out, Findings *findings,
                         cudaStream_t stream);
+// Look for what entering would find.
+cudaError_t check_rows(const DeviceTensor &x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings, cudaStream_t stream);
 cudaError_t copy_raw(const RawShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count,
                      cudaStream_t stream);
 // One head and tensor as fp16 [rows][dim] by channel.
@@ -70,8 +84,9 @@ struct StatisticsLayout {
   KVQ_HD uint32_t sums() const { return dim_k / 2 * 4 + 2 * dim_k + 2 * dim_v; }      // Wide, per head
   KVQ_HD uint32_t ranges() const { return 2 * (dim_k + dim_v); }                      // ordered fp16 {min, max}, per head
 };
-// Adds to sums [kv_heads][sums()] and ranges [kv_heads][ranges()].  pairs [dim_k/2]{u, v}.  q: fp16 [tokens][q_heads][dim_k] or nullptr.
+// Adds to sums [kv_heads][sums()] and ranges [kv_heads][ranges()].  pairs [dim_k/2]{u, v}.  q: [tokens][q_heads][dim_k] or nullptr.
 cudaError_t sum_statistics(const StatisticsLayout &layout, const DevicePiece *pieces, uint32_t n_pieces, uint32_t rows,
-                           const uint16_t *q, const uint16_t *pairs, Wide *sums, uint32_t *ranges, cudaStream_t stream);
+                           const DeviceTensor *q, const uint16_t *pairs, uint32_t processors, Wide *sums, uint32_t *ranges,
+                           cudaStream_t stream);
 
 }  // namespace kvq::cuda

@@ -1,4 +1,4 @@
-# Part of ./dev: install what is missing, and nothing that is there.  Sourced; defines say, die, need_system, need_venv, venv.
+# Part of ./dev: install what is missing, and nothing that is there.  Sourced; defines say, die, need_system, need_command, need_venv, need_nvcc, venv.
 
 venv=build/venv
 started=$SECONDS
@@ -55,6 +55,21 @@ add_backports() {
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $codename-backports main" \
     >/etc/apt/sources.list.d/kvq-backports.list
   apt_quiet update
+}
+
+need_command() {
+  local name
+  for name in "$@"; do command -v "$name" >/dev/null || die "missing: $name on the PATH"; done
+}
+
+# nvcc of the PATH or of CUDACXX; where there is none, NVIDIA's packages from PyPI, which need no driver.
+need_nvcc() {
+  if [[ -n ${CUDACXX:-} ]] || command -v nvcc >/dev/null; then return; fi
+  need_venv cuda
+  local toolkit
+  toolkit=$(echo "$PWD/$venv"/lib/python3*/site-packages/nvidia/cu13)
+  [[ -x $toolkit/bin/nvcc ]] || die "missing: nvcc (CUDA 12.8 or later)"
+  export CUDACXX=$toolkit/bin/nvcc NVCC_PREPEND_FLAGS=-L$toolkit/lib
 }
 
 # need_venv [EXTRA...]: build/venv with bindings/python/requirements.txt and requirements-EXTRA.txt, once per content of the files.

@@ -355,7 +355,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * A step adds new_tokens[i] >= 0 tokens to each of n_seqs different sequences, committed or not, in all layers: per layer
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
- * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock.
+ * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live until it is over.
  * A QUERY_ONLY step changes nothing and may run beside prefill_commit of the same sequences (prompt attention chunk by chunk);
  * each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*.  Out: *step.

@@ -29,6 +29,16 @@ void Backend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, ui
       enter_row(data + (int64_t(t) * x.token_stride + h * x.head_stride) * size, x.dtype, dim, out, &saturated);
 }
 
+void Backend::sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) {
+  Vector<uint16_t> values(sums[0].resource());
+  for (uint32_t h = 0; h < shape.kv_heads; h++)
+    for (const PageRows &piece : rows) {
+      values.resize(size_t(piece.count) * shape.dim_k);
+      load_rows(shape, piece, h, KVQ_TENSOR_K, values.data());
+      sums[h].add(values.data(), piece.count);
+    }
+}
+
 namespace {
 
 thread_local const CallStream *innermost = nullptr;

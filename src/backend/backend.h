@@ -10,7 +10,7 @@
 #include <string>
 
 #include "codec/codec.h"
-#include "policy/statistics.h"
+#include "policy/policy.h"
 #include "util/memory.h"
 #include "util/status.h"
 
@@ -125,6 +125,8 @@ class Backend {
   // Add raw rows, and rows [q_first, q_first + total count) of q if given (checked before), to a layer's statistics (section 6).
   virtual void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                               LayerStatistics *statistics) = 0;
+  // Add the keys of raw rows to the sums of every head.
+  virtual void sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums);
 
   // Encode raw tokens, in order, into rows of packed pages, in order (equal totals).  Column codecs get whole groups at whole groups.
   virtual void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) = 0;

@@ -156,17 +156,14 @@ void Policies::fit_budget(uint32_t layer, uint64_t tokens, LayerFormats *formats
 Status Policies::center(uint32_t layer, std::span<const PageRows> rows, LayerTables *tables) {
   const LayerShape &shape = shapes_[layer];
   if (!tables->mu.empty() && !tables->mu[0].empty()) return KVQ_OK;
-  Vector<uint16_t> values(memory_);
+  Vector<CenterSum> sums(memory_);
+  sums.reserve(shape.kv_heads);
+  for (uint32_t h = 0; h < shape.kv_heads; h++) sums.emplace_back(shape.dim_k, memory_);
+  backend_.sum_keys(shape, rows, sums);
   tables->mu.resize(shape.kv_heads);
   for (uint32_t h = 0; h < shape.kv_heads; h++) {
-    CenterSum sum(shape.dim_k, memory_);
-    for (const PageRows &piece : rows) {
-      values.resize(size_t(piece.count) * shape.dim_k);
-      backend_.load_rows(shape, piece, h, KVQ_TENSOR_K, values.data());
-      sum.add(values.data(), piece.count);
-    }
     tables->mu[h].resize(shape.dim_k);
-    sum.mean(tables->mu[h]);
+    sums[h].mean(tables->mu[h]);
   }
   return KVQ_OK;
 }

@@ -145,7 +145,8 @@ Status Cache::append(Step &step, uint32_t layer, const kvq_tensor &k, const kvq_
   if (backend->plans_steps()) KVQ_TRY(backend->append(layer, shape, k, v, step.workspace.get()));
   for (StepEntry &entry : step.entries)
     if (!backend->plans_steps()) KVQ_TRY(store_rows(layer, entry.sequence->layers[layer], entry.growth[layer], k, v, entry.first, &saturated));
-  if (q && (!backend->plans_steps() || !step.queries[layer].empty())) {
+  // On a device only what statistics need is looked at: reading a result waits for it.
+  if (q && (!backend->plans_steps() || !step.queries[layer].empty() || q->memory == KVQ_MEMORY_HOST)) {
     KVQ_TRY(backend->check_rows(*q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
     if (!step.queries[layer].empty()) backend->enter_rows(*q, step.tokens, shape.q_heads, shape.dim_k, step.queries[layer].data());
     step.with_queries[layer] = 1;

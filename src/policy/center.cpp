@@ -11,6 +11,11 @@ void CenterSum::add(const uint16_t *rows, size_t count) {
   count_ += count;
 }
 
+void CenterSum::add(const ChannelSums *sums, uint64_t count) {
+  for (size_t c = 0; c < sum_.size(); c++) sum_[c] += sums[c].sum;
+  count_ += count;
+}
+
 void CenterSum::mean(std::span<uint16_t> mu) const {
   for (size_t c = 0; c < sum_.size(); c++)
     mu[c] = count_ ? float_to_half(float(double(sum_[c]) / 0x1p24 / double(count_))) : uint16_t(0);

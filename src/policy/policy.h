@@ -76,7 +76,10 @@ class CenterSum {
  public:
   CenterSum(uint32_t dim, std::pmr::memory_resource *memory) : sum_(dim, 0, memory) {}
   void add(const uint16_t *rows, size_t count);         // [count][dim]
+  void add(const ChannelSums *sums, uint64_t count);    // [dim], of so many rows
   void mean(std::span<uint16_t> mu) const;              // 0 without tokens
+  std::pmr::memory_resource *resource() const { return sum_.get_allocator().resource(); }
+
  private:
   std::pmr::vector<Int128> sum_;
   uint64_t count_ = 0;

@@ -14,62 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "kvq/kvq.h"
+#include "device.cuh"
 #include "oracle.hpp"
 
 namespace {
 
-void check(int32_t status) {
-  if (status == KVQ_OK) return;
-  char detail[512] = "";
-  kvq_error_detail(detail, sizeof detail, nullptr);
-  throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + detail);
-}
-void check(cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-}
-
-template <class T>
-T sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
-}
-
 struct Shape {
   uint32_t batch, context, q_heads, kv_heads, dim, new_tokens;
 };
-
-// Normal numbers by a hash of their index (Box-Muller).
-__global__ void fill_normal(uint16_t *out, size_t n, uint64_t seed, float scale) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
-    uint64_t z = (seed << 40) + i + 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    z ^= z >> 31;
-    const float u = float((z >> 40) + 1) * 0x1p-24f, v = float(z & 0xffffff) * 0x1p-24f;
-    const float x = scale * sqrtf(-2 * logf(u)) * cospif(2 * v);
-    asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h; }" : "=h"(out[i]) : "f"(x));
-  }
-}
-
-struct DeviceRows {
-  explicit DeviceRows(size_t n) : n(n) { check(cudaMalloc(&data, n * 2)); }
-  ~DeviceRows() { cudaFree(data); }
-  void fill(uint64_t seed, float scale) { fill_normal<<<1024, 256>>>(data, n, seed, scale); }
-  kvq_tensor tensor() const {
-    kvq_tensor t = sized<kvq_tensor>();
-    t.dtype = KVQ_DTYPE_F16, t.memory = KVQ_MEMORY_DEVICE, t.data = data;
-    return t;
-  }
-  size_t n;
-  uint16_t *data = nullptr;
-};
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 class Subject {
  public:
@@ -171,9 +123,6 @@ class Subject {
   }
 
  private:
-  static double since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-  }
   void commit(bool with_scores) {
     const uint32_t chunk_tokens = std::min(shape_.context, 16384u);
     DeviceRows k(size_t(chunk_tokens) * shape_.kv_heads * shape_.dim), v(k.n), q(size_t(chunk_tokens) * shape_.q_heads * shape_.dim);

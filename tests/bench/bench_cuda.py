@@ -47,6 +47,15 @@ def baselines(shapes, heads):
     return rows
 
 
+def calls(driver, recipes):
+    """Packing of a prompt, and what the calls of a step cost the host (bench_calls.cu)."""
+    command = [os.path.join(os.path.dirname(driver), "kvq-bench-calls"), "32768", *recipes.split(",")]
+    rows = [json.loads(line) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
+    for row in rows:
+        print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--driver", required=True)
@@ -85,6 +94,7 @@ def main():
             else:
                 print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['failure']}", flush=True)
             report["results"].append(row)
+    report["calls"] = calls(options.driver, options.recipes)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)

@@ -1,38 +1,11 @@
 // Per-layer calls in a CUDA graph: captured once, replayed while sequences grow.
-#include <cuda_runtime_api.h>
-
 #include <memory>
 
-#include "kit.hpp"
+#include "device_kit.hpp"
 
 using namespace kvq_test;
 
-namespace {
-
-struct DeviceFloats {
-  explicit DeviceFloats(size_t n) : n(n) { REQUIRE(cudaMalloc(reinterpret_cast<void **>(&data), n * sizeof(float)) == cudaSuccess); }
-  ~DeviceFloats() { cudaFree(data); }
-  kvq_tensor tensor() const {
-    auto t = sized<kvq_tensor>();
-    t.memory = KVQ_MEMORY_DEVICE, t.data = data;
-    return t;
-  }
-  void set(const Floats &values) { REQUIRE(cudaMemcpy(data, values.data(), n * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess); }
-  Floats get() const {
-    Floats values(n);
-    REQUIRE(cudaMemcpy(values.data(), data, n * sizeof(float), cudaMemcpyDeviceToHost) == cudaSuccess);
-    return values;
-  }
-  size_t n;
-  float *data = nullptr;
-};
-
-}  // namespace
-
 TEST_CASE("a graph captured at 100 tokens is right at 1500") {
-  auto info = sized<kvq_backend_info>();
-  ok(kvq_backend_query(1, &info));
-  if (!info.available) SKIP("there is no CUDA device");
   constexpr uint32_t kLayers = 2, kSeqs = 3, kHeads = 2, kRatio = 4, kDim = 128;
   for (const char *recipe : {"tq-3", "kivi-2", "kvq-2.5", "semkv"}) {
     INFO(recipe);

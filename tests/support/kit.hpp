@@ -187,10 +187,18 @@ struct Setup {
   std::shared_ptr<const void> owned = nullptr;  // keeps what recipe_data points to
 };
 
+// KVQ_TEST_BACKEND=cuda: the same tests on a device.
+inline bool on_device() {
+  const char *backend = std::getenv("KVQ_TEST_BACKEND");
+  return backend && std::string(backend) == "cuda";
+}
+
+// Has a call left `before` bytes of the allocator's memory?  On a device a cache keeps lists of free blocks and of its steps.
+inline bool unchanged_bytes(uint64_t now, uint64_t before) { return now == before || (on_device() && now <= before + 65536); }
+
 inline kvq_config config_of(const Setup &setup) {
   auto config = sized<kvq_config>();
-  const char *backend = std::getenv("KVQ_TEST_BACKEND");  // cuda: the same tests on a device
-  config.backend = backend && std::string(backend) == "cuda" ? KVQ_BACKEND_CUDA : KVQ_BACKEND_CPU;
+  config.backend = on_device() ? KVQ_BACKEND_CUDA : KVQ_BACKEND_CPU;
   config.n_layers = config.n_layer_structs = static_cast<uint32_t>(setup.layers.size());
   config.layers = setup.layers.data();
   config.n_threads = setup.n_threads;

@@ -1,0 +1,384 @@
+// Row codecs: rules 2.1 and 2.2 with the rotation of section 3, bit for bit as in src/codec.  Compiled without contraction.
+//
+// Rows whose dimension is a power of two, with one class of slots in channel order, stay in registers: a lane has 16 consecutive
+// channels, so that most steps of a butterfly or a tree need no other lane.  All others are a warp's work in shared memory.
+#pragma once
+#include <cmath>
+
+#include "codec/affine.h"
+#include "codec/row_rules.h"
+#include "cuda/tile.cuh"
+
+namespace kvq::cuda {
+
+// ---- rows in registers
+
+constexpr uint32_t kLane = 16;  // channels of a lane
+
+struct LaneRow {
+  uint32_t lanes, lane;  // of a row; this thread's among them
+  float y[kLane];
+};
+
+KVQ_HD inline bool fits_registers(const TensorFormat &f) {
+  const bool plain = f.kind == uint8_t(Kind::lloyd) || f.kind == uint8_t(Kind::affine_token) || f.kind == uint8_t(Kind::progressive);
+  if (!plain || f.dim % kLane || (f.dim & (f.dim - 1)) || f.dim > 32 * kLane) return false;
+  if (f.family == Family::rows_affine) return f.channel_group % kLane == 0;
+  const ScaleRule rule = ScaleRule(f.scale_rule);
+  return f.family == Family::rows_book && f.region[0].levels <= 16 && (rule == ScaleRule::matched || rule == ScaleRule::plain);
+}
+
+// The signs of pass 0 for the channels of a lane, and c(dim).
+struct LaneRotation {
+  uint32_t signs[8] = {};  // of channels r and r + 8, in the sign bits of two halves
+  float c = 1;
+  __device__ explicit LaneRotation(const TensorFormat &f) {
+    if (!f.rotate) return;
+    const uint32_t lane = threadIdx.x % (f.dim / kLane);
+    const uint32_t bits = uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ lane / 4) >> lane % 4 * 16);
+#pragma unroll
+    for (uint32_t r = 0; r < 8; r++) signs[r] = (bits >> r & 1u) << 15 | (bits >> (r + 8) & 1u) << 31;
+    c = float(1.0 / sqrt(double(f.dim)));
+  }
+};
+
+// A row with the rotation's signs, which change no square and no tree of them.  The channels of a lane lie in eight words:
+// raw_place puts channels c and c + 8 side by side.
+__device__ inline void load_row(const TensorFormat &f, const LaneRotation &rotation, const uint16_t *x, LaneRow *row) {
+  const uint32_t *words = reinterpret_cast<const uint32_t *>(x) + row->lane;
+#pragma unroll
+  for (uint32_t r = 0; r < 8; r++) {
+    const uint32_t two = words[r * (f.dim / kLane)] ^ rotation.signs[r];
+    row->y[r] = widen(uint16_t(two)), row->y[r + 8] = widen(uint16_t(two >> 16));
+  }
+  if (!f.mu) return;
+  const uint16_t *mu = f.mu + row->lane * kLane;
+#pragma unroll
+  for (uint32_t r = 0; r < 8; r++) {
+    row->y[r] -= widen(uint16_t(mu[r] ^ rotation.signs[r]));
+    row->y[r + 8] -= widen(uint16_t(mu[r + 8] ^ rotation.signs[r] >> 16));
+  }
+}
+
+// tree() of section 1.3: neighbours first.
+__device__ inline float tree(const LaneRow &row, float (&v)[kLane]) {
+#pragma unroll
+  for (uint32_t d = 1; d < kLane; d *= 2)
+#pragma unroll
+    for (uint32_t i = 0; i < kLane; i += 2 * d) v[i] = v[i] + v[i + d];
+  float sum = v[0];
+  for (uint32_t d = 1; d < row.lanes; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  return sum;
+}
+
+// The butterfly of a row that has its signs.
+__device__ inline void rotate(const LaneRotation &rotation, LaneRow *row) {
+  float(&y)[kLane] = row->y;
+#pragma unroll
+  for (uint32_t d = 1; d < kLane; d *= 2)
+#pragma unroll
+    for (uint32_t i = 0; i < kLane; i++)
+      if (!(i & d)) {
+        const float a = y[i], b = y[i + d];
+        y[i] = a + b, y[i + d] = a - b;
+      }
+  for (uint32_t d = 1; d < row->lanes; d *= 2) {
+    const float own = row->lane & d ? -1.0f : 1.0f;  // the upper one's part is a - b; a product with 1 is exact
+#pragma unroll
+    for (uint32_t i = 0; i < kLane; i++) y[i] = fmaf(y[i], own, __shfl_xor_sync(~0u, y[i], d));
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kLane; i++) y[i] *= rotation.c;
+}
+
+// Number of thresholds below y: they ascend, so each comparison chooses the half that is left.
+template <uint32_t kBits>
+__device__ uint32_t count_below(const float (&threshold)[(1u << kBits) - 1], float y) {
+  constexpr uint32_t kHalf = 1u << (kBits - 1);
+  const bool high = y > threshold[kHalf - 1];
+  if constexpr (kBits == 1) {
+    return high;
+  } else {
+    float left[kHalf - 1];
+#pragma unroll
+    for (uint32_t i = 0; i < kHalf - 1; i++) left[i] = high ? threshold[kHalf + i] : threshold[i];
+    return (high ? kHalf : 0) + count_below<kBits - 1>(left, y);
+  }
+}
+
+// Codes as bytes, four to a word.
+__device__ inline uint4 pack_codes(const uint32_t (&code)[kLane]) {
+  uint4 packed;
+  uint32_t *word = &packed.x;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; i++) word[i] = code[4 * i] | code[4 * i + 1] << 8 | code[4 * i + 2] << 16 | code[4 * i + 3] << 24;
+  return packed;
+}
+
+// f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn.
+template <class F>
+__device__ void for_lane_rows(const Tile &tile, const LaneRotation &rotation, F &&f) {
+  const uint32_t lanes = tile.f.dim / kLane, rows = 32 / lanes, warp = threadIdx.x / 32;
+  LaneRow row;
+  row.lanes = lanes, row.lane = threadIdx.x % lanes;
+  for (uint32_t first = warp * rows; first < tile.count; first += blockDim.x / 32 * rows) {
+    const uint32_t i = first + threadIdx.x % 32 / lanes;
+    load_row(tile.f, rotation, tile.row(min(i, tile.count - 1)), &row);
+    f(row, i, i < tile.count);
+  }
+}
+
+// Sum of m * m over a lane's codes.  Magnitudes of levels are bytes: those of codes 0..7, or of codes 8..15 where there are 16
+// levels, which are antisymmetric.
+template <uint32_t kBits>
+__device__ uint32_t sum_squares(uint32_t low, uint32_t high, uint4 codes) {
+  const uint32_t *word = &codes.x;
+  uint32_t sum = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; i++) {
+    uint32_t x = word[i];
+    if constexpr (kBits == 4) x = (x ^ 0x07070707u ^ (x >> 3 & 0x01010101u) * 7) & 0x07070707u;
+    x |= x >> 4;
+    const uint32_t magnitudes = __byte_perm(low, high, (x & 0xff) | (x >> 8 & 0xff00));
+    sum = __dp4a(magnitudes, magnitudes, sum);
+  }
+  return sum;
+}
+
+// Norm and sum of squares of each row, for the scales, which one thread a row computes behind all codes.
+struct RowSums {
+  float *norm;
+  uint32_t *squares;
+  __device__ explicit RowSums(const Tile &tile) : norm(reinterpret_cast<float *>(tile.work)), squares(reinterpret_cast<uint32_t *>(norm + tile.f.page_tokens)) {}
+  static KVQ_HD uint32_t bytes(uint32_t page_tokens) { return 8 * page_tokens; }
+};
+
+template <uint32_t kBits>
+__device__ void encode_book_rows(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  const DeviceBook &book = *f.region[0].book;
+  const LaneRotation rotation(f);
+  const RowSums sums(tile);
+  const float width_factor = float(1.0 / sqrt(double(f.dim)));
+  constexpr uint32_t kThresholds = (1u << kBits) - 1;
+  float unit[kThresholds];
+#pragma unroll
+  for (uint32_t j = 0; j < kThresholds; j++) unit[j] = j + 1 < book.levels ? book.threshold[j] : INFINITY;
+  uint32_t low = 0, high = 0;
+  for (uint32_t i = 0; i < 4; i++) {
+    const auto magnitude = [&](uint32_t code) { return code < book.levels ? uint32_t(abs(book.level[code])) : 0u; };
+    constexpr uint32_t kFirst = kBits == 4 ? 8 : 0;
+    low |= magnitude(kFirst + i) << 8 * i, high |= magnitude(kFirst + 4 + i) << 8 * i;
+  }
+  for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
+    float v[kLane];
+#pragma unroll
+    for (uint32_t j = 0; j < kLane; j++) v[j] = row.y[j] * row.y[j];
+    const float n = sqrtf(tree(row, v)), sigma = n * width_factor;
+    if (f.rotate) rotate(rotation, &row);
+    float threshold[kThresholds];
+#pragma unroll
+    for (uint32_t j = 0; j < kThresholds; j++) threshold[j] = j + 1 < book.levels ? unit[j] * sigma : INFINITY;
+    uint32_t code[kLane];
+#pragma unroll
+    for (uint32_t j = 0; j < kLane; j++) code[j] = count_below<kBits>(threshold, row.y[j]);
+    const uint4 packed = pack_codes(code);
+    uint32_t squares = sum_squares<kBits>(low, high, packed);
+    for (uint32_t d = 1; d < row.lanes; d *= 2) squares += __shfl_xor_sync(~0u, squares, d);
+    if (!real) return;
+    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = packed;
+    if (row.lane == 0) sums.norm[i] = n, sums.squares[i] = squares;
+  });
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < tile.count; i += blockDim.x) {
+    const float n = sums.norm[i], h = row_scale(ScaleRule(f.scale_rule), book.scale, n, n * width_factor, sums.squares[i], 0);
+    tile.store_param(row_param(f, tile.first + i, 0), store_param(h, ParamType(f.param_type)));
+  }
+}
+
+// Rule 2.1 with stored codes of the chain 8 -> 4 -> 2 bits where the codec is progressive.
+struct AffineRule {
+  uint32_t levels, progressive;
+  __device__ explicit AffineRule(const TensorFormat &f) : levels(f.progressive ? 256 : f.region[0].levels), progressive(f.progressive) {}
+  __device__ uint32_t code(float x, const AffineCoder &coder) const {
+    uint8_t code = affine_code(x, coder.zero, coder.step, coder.top);
+    if (progressive && progressive <= 16) code = shrink_code(code, 17);
+    if (progressive && progressive <= 4) code = shrink_code(code, 5);
+    return code;
+  }
+  __device__ uint16_t scale(uint16_t s) const {
+    if (progressive && progressive <= 16) s = shrink_scale(s, 17);
+    if (progressive && progressive <= 4) s = shrink_scale(s, 5);
+    return s;
+  }
+};
+
+__device__ inline void encode_affine_rows(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  const AffineRule rule(f);
+  const LaneRotation rotation(f);
+  const uint32_t group_lanes = f.channel_group / kLane;
+  for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
+    if (f.rotate) rotate(rotation, &row);
+    float mn = row.y[0], mx = mn;
+#pragma unroll
+    for (uint32_t j = 1; j < kLane; j++) mn = fminf(mn, row.y[j]), mx = fmaxf(mx, row.y[j]);
+    for (uint32_t d = 1; d < group_lanes; d *= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
+    const AffineParams stored = affine_params(mn, mx, rule.levels, false, ParamType::fp16);
+    const AffineCoder coder = affine_coder(stored, rule.levels, ParamType::fp16);
+    uint32_t code[kLane];
+#pragma unroll
+    for (uint32_t j = 0; j < kLane; j++) code[j] = rule.code(row.y[j], coder);
+    if (!real) return;
+    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = pack_codes(code);
+    if (row.lane % group_lanes) return;
+    const uint32_t param = 2 * (row.lane / group_lanes);
+    tile.store_param(row_param(f, tile.first + i, param), rule.scale(stored.s));
+    tile.store_param(row_param(f, tile.first + i, param + 1), stored.z);
+  });
+}
+
+// ---- rows of any shape: a warp's, in shared memory
+
+struct WarpRow {
+  float *y, *v;  // [dim] each: the row, and terms of sums
+  uint32_t lane;
+};
+
+// tree() over v[0..n), which is overwritten.
+__device__ inline float tree(const WarpRow &row, uint32_t n) {
+  for (uint32_t d = 1, shift = 1; d < n; d *= 2, shift++) {
+    __syncwarp();
+    for (uint32_t i = row.lane << shift; i < n; i += 32u << shift) row.v[i] = row.v[i] + (i + d < n ? row.v[i + d] : 0.0f);
+  }
+  __syncwarp();
+  const float sum = row.v[0];
+  __syncwarp();
+  return sum;
+}
+
+__device__ inline void rotate(const WarpRow &row, const TensorFormat &f, const Region &region) {
+  const uint32_t width = region.count, power = 1u << (31 - __clz(width));
+  const float c = float(1.0 / sqrt(double(power)));
+  for (uint32_t q = 0; q < (power == width ? 1u : 2u); q++) {
+    const uint64_t seed = sign_seed(f.seed, f.tensor, q, region.rotation);
+    __syncwarp();
+    uint64_t signs = 0;
+    for (uint32_t i = row.lane; i < width; i += 32) {
+      if (i % 64 == row.lane) signs = splitmix64(seed ^ i / 64);
+      row.y[i] *= signs >> i % 64 & 1u ? -1.0f : 1.0f;
+    }
+    float *y = row.y + (q ? width - power : 0);
+    for (uint32_t d = 1, shift = 0; d < power; d *= 2, shift++) {
+      __syncwarp();
+      for (uint32_t i = row.lane; i < power / 2; i += 32) {
+        float *at = y + (i >> shift << (shift + 1)) + (i & (d - 1));
+        const float a = at[0], b = at[d];
+        at[0] = a + b, at[d] = a - b;
+      }
+    }
+    __syncwarp();
+    for (uint32_t i = row.lane; i < power && power > 1; i += 32) y[i] *= c;
+  }
+  __syncwarp();
+}
+
+__device__ inline void load_row(const WarpRow &row, const TensorFormat &f, const Region &region, const uint16_t *x) {
+  __syncwarp();
+  for (uint32_t j = row.lane; j < region.count; j += 32) {
+    const uint32_t channel = f.channel[region.first + j];
+    const float value = widen(x[raw_place(f.dim, channel)]);
+    row.y[j] = f.mu ? value - widen(f.mu[channel]) : value;
+  }
+  __syncwarp();
+}
+
+__device__ inline uint64_t warp_sum(uint64_t n) {
+  for (int d = 16; d; d /= 2) n += __shfl_xor_sync(~0u, n, d);
+  return n;
+}
+
+// Number of thresholds t_j * sigma below y: they ascend, so a search finds it.
+__device__ inline uint32_t book_code(const DeviceBook &book, float sigma, float y) {
+  uint32_t low = 0, high = book.levels - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (y > book.threshold[middle] * sigma)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+__device__ inline void encode_book(const WarpRow &row, const Tile &tile, uint32_t r, uint32_t i) {
+  const TensorFormat &f = tile.f;
+  const Region &region = f.region[r];
+  const DeviceBook &book = *region.book;
+  uint8_t *codes = tile.codes_of(tile.first + i) + region.first;
+  load_row(row, f, region, tile.row(i));
+  for (uint32_t j = row.lane; j < region.count; j += 32) row.v[j] = row.y[j] * row.y[j];
+  const float n = sqrtf(tree(row, region.count)), sigma = n * float(1.0 / sqrt(double(region.count)));
+  if (f.rotate) rotate(row, f, region);
+  uint64_t s = 0;
+  for (uint32_t j = row.lane; j < region.count; j += 32) {
+    const uint32_t code = book_code(book, sigma, row.y[j]);
+    const int32_t m = book.level[code];
+    s += uint64_t(int64_t(m) * m);
+    row.v[j] = row.y[j] * float(m);
+    codes[j] = uint8_t(code);
+  }
+  s = warp_sum(s);
+  const ScaleRule rule = ScaleRule(f.scale_rule);
+  const float p = rule == ScaleRule::ls || rule == ScaleRule::unbiased ? tree(row, region.count) : 0.0f;
+  if (row.lane == 0)
+    tile.store_param(row_param(f, tile.first + i, r), store_param(row_scale(rule, book.scale, n, sigma, s, p), ParamType(f.param_type)));
+}
+
+__device__ inline void encode_affine(const WarpRow &row, const Tile &tile, uint32_t i) {
+  const TensorFormat &f = tile.f;
+  const AffineRule rule(f);
+  uint8_t *codes = tile.codes_of(tile.first + i);
+  load_row(row, f, f.region[0], tile.row(i));
+  if (f.rotate) rotate(row, f, f.region[0]);
+  for (uint32_t first = 0, param = 0; first < f.dim; first += f.channel_group, param += 2) {
+    float mn = row.y[first], mx = mn;
+    for (uint32_t j = row.lane; j < f.channel_group; j += 32) mn = fminf(mn, row.y[first + j]), mx = fmaxf(mx, row.y[first + j]);
+    for (int d = 16; d; d /= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
+    const AffineParams stored = affine_params(mn, mx, rule.levels, false, ParamType::fp16);
+    const AffineCoder coder = affine_coder(stored, rule.levels, ParamType::fp16);
+    for (uint32_t j = row.lane; j < f.channel_group; j += 32) codes[first + j] = uint8_t(rule.code(row.y[first + j], coder));
+    if (row.lane) continue;
+    tile.store_param(row_param(f, tile.first + i, param), rule.scale(stored.s));
+    tile.store_param(row_param(f, tile.first + i, param + 1), stored.z);
+  }
+}
+
+__device__ inline void encode_raw(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x) {
+    const uint32_t row = i / f.dim, channel = i % f.dim;
+    tile.store_param(row_param(f, tile.first + row, channel), tile.row(row)[raw_place(f.dim, channel)]);
+  }
+}
+
+__device__ inline void encode_rows(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  if (f.family == Family::raw) return encode_raw(tile);
+  if (fits_registers(f)) {
+    if (f.family == Family::rows_affine) return encode_affine_rows(tile);
+    const uint32_t levels = f.region[0].levels;
+    if (levels <= 4) return encode_book_rows<2>(tile);
+    return levels <= 8 ? encode_book_rows<3>(tile) : encode_book_rows<4>(tile);
+  }
+  float *memory = reinterpret_cast<float *>(tile.work) + size_t(threadIdx.x / 32) * 2 * f.dim;
+  const WarpRow row{memory, memory + f.dim, threadIdx.x % 32};
+  for (uint32_t i = threadIdx.x / 32; i < tile.count; i += blockDim.x / 32) {
+    if (f.family == Family::rows_affine)
+      encode_affine(row, tile, i);
+    else
+      for (uint32_t r = 0; r < f.regions; r++) encode_book(row, tile, r, i);
+  }
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,56 @@
+// Rule 1.4 on the device.
+#pragma once
+#include "cuda/rows.h"
+#include "kvq/kvq.h"
+#include "util/fp.h"
+
+namespace kvq::cuda {
+
+// half_to_float in one instruction.
+__device__ inline float widen(uint16_t h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+
+__device__ inline float load_element(const DeviceTensor &x, int64_t at) {
+  switch (x.dtype) {
+    case KVQ_DTYPE_F16:
+      return widen(static_cast<const uint16_t *>(x.data)[at]);
+    case KVQ_DTYPE_BF16:
+      return __uint_as_float(uint32_t(static_cast<const uint16_t *>(x.data)[at]) << 16);
+    case KVQ_DTYPE_F64:
+      return float(static_cast<const double *>(x.data)[at]);
+    default:
+      return static_cast<const float *>(x.data)[at];
+  }
+}
+
+// Up to four fp16 elements in a row, zeros behind them.
+__device__ inline uint2 load_four(const DeviceTensor &x, int64_t at, uint32_t count) {
+  const uint16_t *from = static_cast<const uint16_t *>(x.data) + at;
+  if (count == 4 && reinterpret_cast<uintptr_t>(from) % 8 == 0) return *reinterpret_cast<const uint2 *>(from);
+  uint2 four = make_uint2(0, 0);
+  for (uint32_t i = 0; i < count; i++) (i < 2 ? four.x : four.y) |= uint32_t(from[i]) << i % 2 * 16;
+  return four;
+}
+
+// Are all four finite?
+__device__ inline bool is_plain(uint2 four) {
+  const auto plain = [](uint32_t two) { return (two & 0x7c00u) != 0x7c00u && (two & 0x7c000000u) != 0x7c000000u; };
+  return plain(four.x) && plain(four.y);
+}
+
+__device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+// What is not finite enters as +0 and is reported.
+__device__ inline uint16_t enter(float x, uint64_t key, Findings *findings) {
+  if (!is_finite(x)) {
+    atomicMin(&findings->bad, static_cast<unsigned long long>(key));
+    return 0;
+  }
+  if (fabsf(x) > 65504.0f) atomicAdd(&findings->saturated, 1ull);
+  return float_to_half(x);
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,235 @@
+// Codes of a tile into the bytes of its page.
+#pragma once
+#include "cuda/tile.cuh"
+
+namespace kvq::cuda {
+
+// Codes of the page's other rows: those before are kept, those behind become 0.
+__device__ inline void load_others(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  for (uint32_t i = threadIdx.x; i < f.page_tokens * f.dim; i += blockDim.x) {
+    const uint32_t token = i / f.dim, slot = i % f.dim;
+    if (token >= tile.first && token < tile.first + tile.count) continue;
+    tile.codes_of(token)[slot] = token < tile.first ? uint8_t(page_code(f, tile.blob, region_of(f, slot), token, slot)) : uint8_t(0);
+  }
+}
+
+// ---- streams
+
+// Eight words of a stream are `bits` bytes: the work of one thread.
+__device__ inline void place_stream(const Tile &tile, const Region &region, uint32_t mask) {
+  const TensorFormat &f = tile.f;
+  const uint32_t total = f.page_tokens * region.count, per_unit = 8 * region.digits, units = (total + per_unit - 1) / per_unit;
+  uint8_t *stream = tile.blob + f.codes + region.offset;
+  for (uint32_t unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    uint32_t e = unit * per_unit;
+    uint32_t token = f.group ? e % f.page_tokens : e / region.count, slot = f.group ? e / f.page_tokens : e % region.count;
+    uint8_t *to = stream + unit * region.bits;
+    uint32_t pending = 0, filled = 0;
+    for (uint32_t w = 0; w < 8; w++) {
+      uint32_t word = 0, weight = 1;
+      for (uint32_t d = 0; d < region.digits && e < total; d++, e++) {
+        word += (tile.codes_of(token)[region.first + slot] & mask) * weight;
+        weight *= region.levels;
+        if (f.group) {
+          if (++token == f.page_tokens) token = 0, slot++;
+        } else {
+          if (++slot == region.count) slot = 0, token++;
+        }
+      }
+      pending |= word << filled;
+      for (filled += region.bits; filled >= 8; filled -= 8, pending >>= 8) *to++ = uint8_t(pending);
+    }
+  }
+}
+
+// Kitty: the upper two bits of boosted channels, whole groups.
+__device__ inline void place_upper(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  const uint32_t groups = tile.count / f.group, quads = f.group / 4;
+  for (uint32_t i = threadIdx.x; i < groups * f.dim * quads; i += blockDim.x) {
+    const uint32_t channel = i / quads % f.dim, group = tile.first / f.group + i / (quads * f.dim), quad = i % quads;
+    const uint32_t position = tile.blob[f.positions + group * f.dim + channel];
+    if (position == 0xff) continue;
+    uint32_t byte = 0;
+    for (uint32_t k = 0; k < 4; k++) byte |= uint32_t(tile.codes_of(group * f.group + 4 * quad + k)[channel] >> 2) << 2 * k;
+    tile.blob[f.codes + f.region[1].offset + (group * f.boosted + position) * quads + quad] = uint8_t(byte);
+  }
+}
+
+// ---- fragments: a warp packs the parts of a tile, a lane its own words
+
+// Registers of codes of a tile whose first row is `token`: four codes, a byte each.
+template <bool kValues>
+struct Registers {
+  const Tile &tile;
+  uint32_t token, lane;
+  __device__ uint32_t operator()(uint32_t unit, uint32_t reg) const {
+    if constexpr (!kValues)
+      return *reinterpret_cast<const uint32_t *>(tile.codes_of(token + key_token(reg, lane)) + key_slot(unit, lane, 0));
+    uint32_t four = 0;
+#pragma unroll
+    for (uint32_t byte = 0; byte < 4; byte++)
+      four |= uint32_t(tile.codes_of(token + value_token(reg, lane, byte))[value_channel(unit, reg, lane)]) << 8 * byte;
+    return four;
+  }
+};
+
+template <uint32_t kWidth, class Codes>
+__device__ void place_nibbles(const Codes &codes, uint32_t unit, uint32_t *words) {  // from the unit's first
+  uint32_t out[kWidth] = {};
+#pragma unroll
+  for (uint32_t reg = 0; reg < 8; reg++) {
+    const uint32_t four = codes(unit, reg);
+#pragma unroll
+    for (uint32_t byte = 0; byte < 4; byte++) {
+      const uint32_t code = stored_code(kWidth, four >> 8 * byte & 0xff);
+#pragma unroll
+      for (uint32_t b = 0; b < kWidth; b++) {
+        const BitPlace at = code_bit(kWidth, reg, byte, b);
+        out[at.word] |= (code >> b & 1u) << at.bit;
+      }
+    }
+  }
+#pragma unroll
+  for (uint32_t w = 0; w < kWidth; w++) words[lane_word(kWidth, codes.lane, w)] = out[w];
+}
+
+template <class Codes>
+__device__ void place_nibbles(uint32_t width, const Codes &codes, uint32_t unit, uint32_t *words) {
+  switch (width) {
+    case 1:
+      return place_nibbles<1>(codes, unit, words);
+    case 2:
+      return place_nibbles<2>(codes, unit, words);
+    case 3:
+      return place_nibbles<3>(codes, unit, words);
+    case 4:
+      return place_nibbles<4>(codes, unit, words);
+    case 5:
+      return place_nibbles<5>(codes, unit, words);
+    default:
+      return place_nibbles<6>(codes, unit, words);
+  }
+}
+
+template <class Codes>
+__device__ void place_planes(const TensorFormat &f, const Codes &codes, uint32_t unit, uint32_t *words) {
+  const uint32_t width = f.width[unit];
+  uint32_t four[8];
+#pragma unroll
+  for (uint32_t reg = 0; reg < 8; reg++) four[reg] = codes(unit, reg);
+  for (uint32_t plane = 0; 2 * plane < width; plane++) {
+    const bool crumb = width >= 2 * plane + 2;
+    uint32_t low = 0, high = 0;  // of registers 0..3 and 4..7
+#pragma unroll
+    for (uint32_t reg = 0; reg < 4; reg++) {
+      low |= (four[reg] >> 2 * plane & 0x03030303u) << 2 * reg;
+      high |= (four[reg + 4] >> 2 * plane & 0x03030303u) << 2 * reg;
+    }
+    const PlanePlace at = plane_place(f, plane, unit);
+    uint32_t *to = words + at.first + codes.lane * at.step;
+    if (crumb)
+      *reinterpret_cast<uint2 *>(to) = make_uint2(low, high);
+    else
+      *to = low | high << 1;
+  }
+}
+
+template <class Codes>
+__device__ void place_crumbs(const Codes &codes, uint32_t part, uint32_t *words) {
+  uint32_t out[4] = {};
+#pragma unroll
+  for (uint32_t half = 0; half < 2; half++)
+#pragma unroll
+    for (uint32_t reg = 0; reg < 8; reg++) out[reg / 2] |= (codes(2 * part + half, reg) & 0x03030303u) << (4 * half + 2 * (reg & 1));
+  *reinterpret_cast<uint4 *>(words + part * 128 + codes.lane * 4) = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+// The codes that lie in bytes 0..3 for (y, q).
+template <class Codes>
+__device__ uint32_t radix_codes(const TensorFormat &f, const Codes &codes, uint32_t y, uint32_t q) {
+  const auto at = [&](uint32_t from) { return codes(y / 2, 2 * from + (y & 1)); };
+  if (!f.swizzled) return at(q);
+  static_assert(unswizzle(true, 2, 3).q == 3 && unswizzle(true, 2, 3).byte == 2, "the bytes below");
+  return __byte_perm(at(q & 2), at((q & 2) | 1), q & 1 ? 0x7531 : 0x6420);
+}
+
+// Word `word` of a lane.  Digits of four codes at once: a number of several is below 256, so bytes do not meet.
+template <uint32_t kLevels, class Codes>
+__device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
+  constexpr DigitShape kShape = digits_of(kLevels);
+  constexpr uint32_t kNumbers = 4 * (15 / kShape.digits);
+  const auto fractions = [&](uint32_t i) {
+    uint32_t numbers = 0, out = 0;
+#pragma unroll
+    for (uint32_t d = kShape.digits; d; d--) numbers = numbers * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
+#pragma unroll
+    for (uint32_t byte = 0; byte < 4; byte++) {
+      const uint32_t number = numbers >> 8 * byte & 0xff;
+      const uint32_t fraction = kLevels == 5 ? 2 * ((128 * number + kShape.power - 1) / kShape.power) : (256 * number + kShape.power - 1) / kShape.power;
+      out |= fraction << 8 * byte;
+    }
+    return out;
+  };
+  uint32_t out = word < kNumbers ? fractions(word) : 0;
+  if (kLevels == 5 && word < 7) out |= fractions(19) >> (word + 1) & 0x01010101u;
+#pragma unroll
+  for (uint32_t q = 0; q < 4; q++)
+#pragma unroll
+    for (uint32_t b = 0; b < (kLevels == 3 ? 2 : 3); b++) {
+      const BitPlace at = single_bit(kLevels, q, 0, b);
+      if (at.word == word) out |= (radix_codes(f, codes, 15, q) >> b & 0x01010101u) << at.bit;
+    }
+  words[lane_word(kShape.words, codes.lane, word)] = out;
+}
+
+// Parts of a tile: units, or pairs of them, or words.
+__device__ inline uint32_t tile_parts(const TensorFormat &f) {
+  return f.coding == Coding::radix ? tile_words(f) : f.coding == Coding::crumbs ? f.dim / 32 : f.dim / 16;
+}
+
+template <class Codes>
+__device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t part, uint32_t *words) {
+  const uint32_t levels = f.region[0].levels;
+  switch (f.coding) {
+    case Coding::nibbles:
+      return place_nibbles(f.width[part], codes, part, words + 32 * unit_word(f, part));
+    case Coding::planes:
+      return place_planes(f, codes, part, words);
+    case Coding::crumbs:
+      return place_crumbs(codes, part, words);
+    default:
+      return levels == 3   ? place_radix<3>(f, codes, part, words)
+             : levels == 5 ? place_radix<5>(f, codes, part, words)
+                           : place_radix<6>(f, codes, part, words);
+  }
+}
+
+__device__ inline void place_fragments(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  const uint32_t parts = tile_parts(f), lane = threadIdx.x % 32;
+  for (uint32_t i = threadIdx.x / 32; i < f.page_tokens / kTile * parts; i += blockDim.x / 32) {
+    const uint32_t token = i / parts * kTile, part = i % parts;
+    if (token + kTile <= tile.first || token >= tile.first + tile.count) continue;
+    uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, i / parts));
+    if (f.tensor)
+      place_part(f, Registers<true>{tile, token, lane}, part, words);
+    else
+      place_part(f, Registers<false>{tile, token, lane}, part, words);
+  }
+}
+
+// The page's bytes; `codes` of the tile's rows are complete.
+__device__ inline void place(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  if (f.family == Family::raw) return;
+  if (tile.count < f.page_tokens) load_others(tile);
+  __syncthreads();
+  if (f.layout == Layout::fragments) return place_fragments(tile);
+  for (uint32_t r = 0; r < (f.positions ? 1 : f.regions); r++)
+    if (f.region[r].levels > 1) place_stream(tile, f.region[r], f.positions ? 3 : 0xff);
+  if (f.positions) place_upper(tile);
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,29 @@
+// What a block of threads packs: the rows of one page that it adds, of one head and tensor.  Encoders fill `codes` and write
+// parameters to the page; placing turns the codes into the page's bytes.  So numerics know nothing of layouts.
+#pragma once
+#include "cuda/code.cuh"
+#include "cuda/enter.cuh"
+#include "cuda/tile.h"
+
+namespace kvq::cuda {
+
+struct Tile {
+  const TensorFormat &f;
+  uint8_t *blob;
+  uint32_t first, count;  // rows of the page
+  uint16_t *raw;          // [count][raw_stride] fp16 in the order of raw_place
+  uint8_t *codes;         // [page_tokens][code_stride] by slot
+  uint8_t *work;          // of encoders
+  uint32_t raw_stride, code_stride;
+
+  __device__ const uint16_t *row(uint32_t i) const { return raw + size_t(i) * raw_stride; }
+  __device__ uint8_t *codes_of(uint32_t token) const { return codes + size_t(token) * code_stride; }
+  __device__ void store_param(uint32_t at, uint16_t value) const {
+    if (f.param_bytes == 1)
+      blob[at] = uint8_t(value);
+    else
+      *reinterpret_cast<uint16_t *>(blob + at) = value;
+  }
+};
+
+}  // namespace kvq::cuda
