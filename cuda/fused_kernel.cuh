@@ -34,7 +34,7 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
   const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
-  const bool rotate = key && key->rotate, groups = key && (key->regions > 1 || Kind(key->kind) == Kind::width_groups);
+  const bool rotate = key && key->rotate, groups = key && Kind(key->kind) == Kind::width_groups;
   const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
@@ -271,6 +271,8 @@ __device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEnt
   walk.read(me.lane, &walk.page, &walk.tag);
   walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
   const TensorFormat *const *tensors = share.sequence.tensors;
+  for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
+    if (tensors[kind]) prefetch(tensors[kind] + 2 * head + 1);
   if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
   if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
   walk.shape_kind = 0;
