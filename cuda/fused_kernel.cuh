@@ -202,42 +202,36 @@ struct TileShape {
   }
 };
 
-// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  Pages are
-// read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  The entry of
+// a page is read one page ahead of its first tile.
 template <bool kTwo>
 struct Walk {
-  const PageEntry *list;  // of page 0; the next one is `step` entries on
+  const PageEntry *entry;  // of page `ahead`; the next one is `step` entries on
   uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
   TileShape shape, other;  // of the page that is fetched from; of its class's other
   uint32_t shape_kind;
-  uint32_t now, ahead;     // the page that is worked on; that is fetched from, plus one
+  uint32_t now, ahead;     // the page that is worked on; the one after that which is fetched from
+  uint32_t tags;           // kind + 2 * whole of the pages from `now` to `ahead`, two bits each
   uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
   const uint8_t *next;     // the tile to fetch next
   uint32_t left;           // tiles of its page, with this one
-  uint64_t page, next_page;
-  uint32_t tag, next_tag;  // kind + 2 * whole
+  uint4 head;              // of the entry
 
-  __device__ __forceinline__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
-    if (i >= count) return;
-    const PageEntry &entry = list[i * step];
-    *at = reinterpret_cast<uint64_t>(entry.page);
-    *what = entry.kind + 2 * entry.whole;
+  __device__ __forceinline__ void read() {
+    if (ahead < count) head = __ldg(reinterpret_cast<const uint4 *>(entry));
   }
   __device__ __forceinline__ void fetch(uint32_t lane) {
     if (left == 0) {
       if (ahead >= count) return;
-      const bool near = ahead / 32 == now / 32;
-      const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead % 32);
-      if constexpr (kTwo) {
-        const uint32_t kind = __shfl_sync(~0u, near ? tag : next_tag, ahead % 32) & 1u;
-        if (kind != shape_kind) {
-          const TileShape swap = shape;
-          shape = other, other = swap, shape_kind = kind;
-        }
+      if (kTwo && head.z != shape_kind) {
+        const TileShape swap = shape;
+        shape = other, other = swap, shape_kind = head.z;
       }
-      next = reinterpret_cast<const uint8_t *>(at) + shape.offset;
+      next = reinterpret_cast<const uint8_t *>(uint64_t(head.y) << 32 | head.x) + shape.offset;
       left = shape.tiles;
-      ahead++;
+      tags |= (head.z + 2 * head.w) << 2 * (ahead - now);
+      ahead++, entry += step;
+      read();
     }
     const bool leads = ((shape.tiles - left) & shape.group_mask) == 0;  // comes with its group's parameters
     const uint32_t skipped = leads ? 0 : shape.params, bytes = shape.bytes + shape.params - skipped, slot = fetched % kStages;
@@ -250,13 +244,8 @@ struct Walk {
     await_page(barrier + 8 * slot, used / kStages & 1);
     return slot * slot_bytes;
   }
-  __device__ __forceinline__ void next_pages(uint32_t lane) {  // page `now` is done
-    if (now % 32 == 31) {
-      page = next_page, tag = next_tag;
-      read(now + 33 + lane, &next_page, &next_tag);
-    }
-    now++;
-  }
+  __device__ __forceinline__ const PageEntry *current() const { return entry - (ahead - now) * step; }
+  __device__ __forceinline__ void next_page() { tags >>= 2, now++; }
 };
 
 template <bool kTwo>
@@ -264,12 +253,12 @@ __device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEnt
                                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
   const uint32_t pages = share.packed;
   Walk<kTwo> walk;
-  walk.list = plan.pages + share.first_page + warp;
+  walk.entry = plan.pages + share.first_page + warp;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
-  walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
-  walk.read(me.lane, &walk.page, &walk.tag);
-  walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
+  walk.used = walk.fetched = used;
+  walk.now = walk.ahead = walk.left = walk.tags = 0;
+  walk.read();
   const TensorFormat *const *tensors = share.sequence.tensors;
   for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
     if (tensors[kind]) prefetch(tensors[kind] + 2 * head + 1);
@@ -279,8 +268,6 @@ __device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEnt
   walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
   walk.barrier = shared_address(barriers + warp * kStages);
-  walk.used = walk.fetched = used;
-  walk.now = walk.ahead = walk.left = 0;
   open_ring();
   for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane);
   return walk;
@@ -363,13 +350,13 @@ __device__ __forceinline__ void run_packed(const Plan &plan, const AttendArgumen
   const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
   while (walk.now < walk.count) {
-    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, walk.now % 32));
-    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.list + walk.now * walk.step : nullptr;
+    const uint32_t tag = uniform(walk.tags & 3);
+    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.current() : nullptr;
     if (!kTwo || !(tag & 1))
       run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
       run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
-    walk.next_pages(me.lane);
+    walk.next_page();
   }
 }
 

@@ -12,13 +12,13 @@ constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 
 // A piece of a sequence, as PageView.
-struct PageEntry {
+struct alignas(16) PageEntry {
   const void *page;
+  uint32_t kind;       // class, or kRawKind
+  uint32_t whole;      // full, and every query sees all of it (but for the window)
   uint32_t first, count;
   uint32_t position;   // of row `first`
   uint32_t positions;  // 1 + index in Plan::positions of that of row `first`; 0: the others follow
-  uint32_t kind;       // class, or kRawKind
-  uint32_t whole;      // full, and every query sees all of it (but for the window)
 };
 
 struct SequenceEntry {

@@ -116,7 +116,7 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
   for (size_t i = 0; i < list.count; i++) {
     const PageView view = list.get(list.self, shapes_[layer].source, i);
     const auto *format = static_cast<const CudaPageFormat *>(view.format);
-    PageEntry page{view.page, view.first, view.count, uint32_t(view.position), 0, kRawKind, 0};
+    PageEntry page{view.page, kRawKind, 0, view.first, view.count, uint32_t(view.position), 0};
     if (format && !format->raw) {
       if (entry->packed++ == 0) entry->raw_front = uint32_t(i);
       page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
