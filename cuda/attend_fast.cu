@@ -1,5 +1,7 @@
 #include "cuda/attend_fast.h"
 
+#include <algorithm>
+
 namespace kvq::cuda {
 
 namespace {
@@ -24,6 +26,16 @@ const FusedKernel *find_fused(uint32_t dim, PagePath first, PagePath second, uin
     const auto has = [&](PagePath path) { return path == none || path == kernel.first || path == kernel.second; };
     return kernel.dim == dim && kernel.row_blocks == row_blocks && has(first) && has(second);
   });
+}
+
+BlockShape block_shape(const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps) {
+  constexpr uint32_t kBlock = 227 * 1024, kProcessor = 228 * 1024, kReserved = 1024;  // of sm_90; a block's share of the reserved part
+  const uint32_t warp_bytes = kStages * stage_bytes + limits.per_warp;
+  warps = std::min(warps, limits.max_warps);
+  while (warps > 1 && warps * warp_bytes > kBlock - limits.fixed) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
+  const uint32_t bytes = warps * std::max(warp_bytes, limits.merge_per_warp);
+  const uint32_t at_once = std::min(limits.warps_at_once / warps, kProcessor / (bytes + limits.fixed + kReserved));
+  return {warps, bytes, std::max(1u, at_once)};
 }
 
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
