@@ -45,11 +45,18 @@ apt_quiet() {
   DEBIAN_FRONTEND=noninteractive apt-get -y -q "$@" >build/log/apt.log 2>&1 || { tail -n 20 build/log/apt.log >&2; die "apt-get $* failed"; }
 }
 
+# Where the packages of the release itself come from.
+debian_archive() {
+  local codename
+  codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+  apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' | awk -v r="$codename" '$2 == r { print $1; exit }'
+}
+
 # Catch2 v3 is only in the backports of Debian 12.  Their archive is the one that the release itself comes from.
 add_backports() {
   local codename archive
   codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-  archive=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' | awk -v r="$codename" '$2 == r { print $1; exit }')
+  archive=$(debian_archive)
   if [[ -z $archive ]]; then die "missing: libcatch2-dev (Catch2 v3), and no Debian archive is set up to take it from"; fi
   say "add $codename-backports for libcatch2-dev"
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $codename-backports main" \

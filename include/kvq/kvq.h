@@ -2,21 +2,40 @@
  *
  * libkvq: a language model's KV cache at 2 to 4 bits per number, and attention computed on the packed form.
  *
+ *   kvq_create(&config, &cache);
+ *   kvq_seq_create(cache, &seq);
+ *   for each layer: kvq_prefill_commit(cache, seq, &chunk, stream);         the prompt; KVQ_PREFILL_FINAL with its last chunk
+ *   for each generated token:
+ *     kvq_step_begin(cache, &seq, &one, 1, 0, &step);
+ *     for each layer: kvq_append(cache, step, layer, &k, &v, NULL, stream);
+ *                     kvq_attend(cache, step, layer, &q, &out, NULL, NULL, stream);
+ *     kvq_step_end(cache, step, NULL, NULL);
+ *   kvq_destroy(cache);
+ *
+ * examples/quickstart.c is that as a program.  A step may serve many sequences and add many tokens to each.
+ *
  * Conventions that hold for every function below; a doc block repeats only what differs.
  *
  *   Status     Functions return int32_t: KVQ_OK (0) or a negative KVQ_E_*.  After a failure kvq_error_detail() gives the
- *              calling thread one sentence: which argument, which value, what was allowed.
+ *              calling thread one sentence: which argument, which value, what was allowed.  Any function may also return
+ *              KVQ_E_INVALID for a NULL pointer or a struct_size that is none, and KVQ_E_NOMEM.
  *   Atomicity  A failing call leaves the cache, its sequences and every output as they were.
  *   Ownership  The caller owns every buffer that it passes.  Inputs are read only during the call and are never changed.
+ *   Memory     Pointers are to host memory; only K, V, Q and the output of attention may lie on the device, see kvq_tensor.
+ *              A cache takes its memory from its allocator.  Functions without a cache take scratch from malloc and free it.
+ *   Units      Lengths and positions in tokens (positions from 0), sizes in bytes, strides in elements.
  *   Threads    Calls that touch different sequences of one cache may run at once; one sequence (or one step) must be used
  *              by one thread at a time, and a violation that is noticed returns KVQ_E_BUSY.  Functions without a
- *              cache argument are thread safe.  kvq_create and kvq_destroy of one cache must not run beside other calls.
+ *              cache argument are thread safe.  kvq_destroy must not run beside other calls on the same cache.
+ *   Bits       Packed bytes depend on the input only, on no machine, backend or thread.  On the CPU so does attention: the number
+ *              of threads, the other sequences and the other tokens of a step do not change a bit.  Another instruction set or
+ *              backend may round differently, within section 9.
  *   Stream     `stream` is a CUDA stream for the CUDA backend.  The CPU backend ignores it and is always synchronous.
  *   Shapes     Arrays are row-major, written [outermost][...][innermost]; the innermost axis is contiguous.
  *   Structs    Set struct_size = sizeof(the struct) and zero the rest: a zero field means its default.  A shorter struct is
  *              read as if the missing fields were zero; a longer one is accepted if its unknown tail is zero.
  *   Strings    UTF-8, zero-terminated.  Functions that write text or bytes take (buf, cap, needed): *needed always receives
- *              the full size (for text including the final zero); if cap is too small nothing is written and
+ *              the full size in bytes (for text including the final zero); if cap is too small nothing is written and
  *              KVQ_E_SIZE is returned.  buf may be NULL when cap is 0; needed may be NULL.
  *
  * Formats, policies and tolerances are specified in conformance/SPEC.md; "section" below means a section of that page.
@@ -119,7 +138,8 @@ typedef struct kvq_layer {
   uint32_t rope_layout;  /* KVQ_ROPE_*: how the channels of K pair up (PN-Mix section 3, Block-GTQ section 3) */
   uint32_t rotary_dim;   /* rotary channels of K: even, at most dim_k; 0 means dim_k */
   uint32_t rotary_first; /* first rotary channel: even, rotary_first + rotary_dim <= dim_k */
-  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all */
+  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all.  Where every layer
+                          * that stores K and V has one, tokens outside all of them are given back: see kvq_seq_truncate */
   uint32_t kv_source;    /* 0: the layer stores its own K and V; n + 1: it reads those of the earlier layer n */
 } kvq_layer;
 
@@ -143,11 +163,11 @@ typedef struct kvq_config {
   uint32_t n_layers;        /* 1..65535 */
   const kvq_layer *layers;  /* [n_layer_structs], spaced by layers[0].struct_size */
   uint32_t n_layer_structs; /* n_layers, or 1: all layers are alike */
-  uint32_t n_threads;       /* threads of attention calls; 0 or 1: only the calling thread, no thread is ever made */
+  uint32_t n_threads;       /* threads of attention calls on the CPU, at most 1024; 0 or 1: only the calling thread, none is made */
   const char *recipe;       /* recipe text, see kvq_recipe_parse; NULL: "kvq-3" */
   uint64_t max_bytes;       /* limit of bytes_used; 0: none.  Beyond it calls return KVQ_E_FULL */
-  uint64_t max_tokens;      /* limit of tokens of one sequence; 0: none */
-  uint32_t max_sequences;   /* sequences that exist at once; 0: 4096 */
+  uint64_t max_tokens;      /* limit of tokens of one sequence; 0: 2^32 - 1, which is the most */
+  uint32_t max_sequences;   /* sequences that exist, and steps that are open, at once: at most 2^20; 0: 4096 */
   uint32_t reserved;
   const kvq_allocator *allocator; /* NULL: malloc and free.  Copied: the struct may go, `user` must live as long as the cache */
   void *log_user;
@@ -155,13 +175,14 @@ typedef struct kvq_config {
   const kvq_recipe_data *recipe_data; /* NULL: none.  chanmix and pmkvq need theirs */
 } kvq_config;
 
-/* A strided tensor [token][head][channel]; channels are contiguous.  Strides are not negative, and rows do not overlap. */
+/* A strided tensor [token][head][channel]; channels are contiguous, and data is aligned to its elements.  Its sizes follow from the
+ * call.  Strides are not negative and rows do not overlap: stride 0 means packed, and never that one row serves all. */
 typedef struct kvq_tensor {
   uint32_t struct_size;
-  uint32_t dtype;       /* KVQ_DTYPE_* */
-  uint32_t memory;      /* KVQ_MEMORY_* */
-  uint32_t reserved;
-  void *data;           /* element [0][0][0]; inputs are not written */
+  uint32_t dtype;       /* KVQ_DTYPE_*; F64 for inputs only */
+  uint32_t memory;      /* KVQ_MEMORY_*; DEVICE for K, V, Q and out of a CUDA cache only */
+  uint32_t reserved;    /* 0 */
+  void *data;           /* element [0][0][0]; inputs are not written.  NULL if there are no tokens */
   int64_t token_stride; /* elements between tokens; 0: packed, heads * channels */
   int64_t head_stride;  /* elements between heads; 0: packed, channels */
 } kvq_tensor;
@@ -175,7 +196,8 @@ typedef struct kvq_prefill {
   uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
-  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
+  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics only.  Recipes whose policy ranks by queries
+                         * (pnmix, blockgtq, kvq-*) need it in the first prompt; NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
 #define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
@@ -183,7 +205,8 @@ typedef struct kvq_prefill {
 /* Options of kvq_attend. */
 typedef struct kvq_attend_options {
   uint32_t struct_size;
-  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions */
+  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions.  INVALID if it reaches
+                         * tokens that have been given back (kvq_seq_truncate) */
   float scale;          /* of the logits; 0: 1/sqrt(dim_k) */
   float softcap;        /* 0: none; else logits become softcap * tanh(logit / softcap), after `scale` */
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
@@ -204,7 +227,7 @@ typedef struct kvq_stats {
   uint64_t bytes_used;     /* held from the allocator now: exactly what it handed out and has not got back */
   uint64_t bytes_peak;     /* largest bytes_used since creation */
   uint64_t page_bytes_raw, page_bytes_packed; /* of which pages */
-  uint64_t pages_raw, pages_packed; /* pages in use, shared ones once; raw pages count per layer */
+  uint64_t pages_raw, pages_packed; /* pages in use, shared ones once; a raw page is of one layer, a packed page of all */
   uint64_t tokens;         /* sum of all lengths; a shared token counts once per sequence */
   uint64_t saturated;      /* input elements beyond +-65504, since creation (section 1.4) */
   uint64_t workspace_bytes; /* scratch that one attention call uses, of which nothing depends on the length */
@@ -259,7 +282,7 @@ KVQ_API int32_t kvq_error_detail(char *buf, size_t cap, size_t *needed);
 
 /* ------------------------------------------------------------------------------------------------ backends, recipes */
 
-/* Describe backend number `index` (0 is the CPU) of this build on this machine.
+/* Describe backend number `index`, a KVQ_BACKEND_*, on this machine.  Those that this build lacks are described too.
  * Out: info.  Statuses: INVALID (index beyond the last).  Since 0.1. */
 KVQ_API int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info);
 
@@ -296,8 +319,8 @@ KVQ_API int32_t kvq_recipe_account(const char *text, const kvq_layer *layers, ui
 /* ------------------------------------------------------------------------------------------------ cache and sequences */
 
 /* Create a cache.  Combinations that are not supported fail here, with a reason, and never later.
- * In: config (copied).  Out: *cache, to be released by kvq_destroy.
- * Statuses: INVALID, UNSUPPORTED, DEVICE, NOMEM, FULL.  Since 0.1. */
+ * In: config; it and all that it points to are copied.  Out: *cache, to be released by kvq_destroy.
+ * Statuses: INVALID, UNSUPPORTED, DEVICE, NOMEM, FULL (max_bytes).  Since 0.1. */
 KVQ_API int32_t kvq_create(const kvq_config *config, kvq_cache **cache);
 
 /* Release a cache with all its sequences and steps.  NULL is fine.  Since 0.1. */
@@ -311,24 +334,31 @@ KVQ_API int32_t kvq_seq_create(kvq_cache *cache, kvq_seq *seq);
 
 /* Create a sequence that begins with the first `keep` tokens of `parent` (UINT64_MAX: all).  Packed pages are shared and never
  * copied unless written; the child has the parent's policy tables, statistics and token flags.
- * Failure: STATE while a step is open on the parent or while its prompt has layers of different length.
- * Statuses: INVALID (keep > length), STALE, STATE, BUSY, FULL, NOMEM.  Since 0.1. */
+ * Failure: STATE while a step is open on the parent, or while its prompt has layers of different length or some of them FINAL.
+ * Out: *child.  Statuses: INVALID (keep > length, or a length that windows do not allow, as in kvq_seq_truncate), STALE, STATE,
+ * BUSY, FULL, NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_seq_fork(kvq_cache *cache, kvq_seq parent, uint64_t keep, kvq_seq *child);
 
 /* Forget all tokens from position `length` on (section 7).  Nothing is ever unpacked: a packed page that is cut stays as it is
  * and later tokens follow in new pages.  OK means that the length is `length` exactly.
  * A committed sequence stays committed, with its policy, even at length 0.  In an uncommitted prompt every layer must have at
- * least `length` tokens and all are cut to it.  Where every layer has a window, packed tokens that have left all of them are
- * given back; 256 tokens more than the largest window are kept, so that rollback has room.
- * Statuses: INVALID (length > the sequence's, or below what windows have kept), STALE, STATE (a step is open, or some layers
- * of the prompt are FINAL and others not), BUSY.  Since 0.1. */
+ * least `length` tokens and all are cut to it.
+ *
+ * Windows: where every layer that stores K and V has one, packed pages whose tokens all lie more than 256 tokens behind the largest
+ * window are given back whenever the sequence grows.  Lengths and positions still count them.  Then INVALID is what would need
+ * them: truncating or forking to a length whose windows reach them (other than a length within the sinks), exporting them, and
+ * attending with a wider window.
+ *
+ * Statuses: INVALID (length > the sequence's, or as said), STALE, STATE (a step is open, or some layers of the prompt are FINAL and
+ * others not), BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_seq_truncate(kvq_cache *cache, kvq_seq seq, uint64_t length);
 
 /* End a sequence and give its pages back.  An open step on it must be ended or aborted first.
  * Statuses: INVALID, STALE, STATE, BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_seq_remove(kvq_cache *cache, kvq_seq seq);
 
-/* Lengths of a sequence.  In an uncommitted prompt: tokens that every layer has.  Statuses: INVALID, STALE.  Since 0.1. */
+/* Lengths of a sequence.  In an uncommitted prompt: tokens that every layer has; tokens of an open step do not count yet.
+ * Statuses: INVALID, STALE, BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_seq_length(kvq_cache *cache, kvq_seq seq, kvq_lengths *lengths);
 
 /* Hand over a chunk of a prompt for one layer, and with KVQ_PREFILL_FINAL pack it.
@@ -343,29 +373,33 @@ KVQ_API int32_t kvq_seq_length(kvq_cache *cache, kvq_seq seq, kvq_lengths *lengt
  * K, V and Q enter by rule 1.4: rounded to fp16, saturating at +-65504, -0 as +0.  A key far from zero with little spread loses
  * what fp16 cannot hold (921 +- 0.05 keeps steps of 0.5).
  * Failure: KVQ_E_NONFINITE names layer, token, head and channel.
- * Statuses: INVALID, NONFINITE, STALE, STATE, BUSY, FULL, NOMEM.  Since 0.1. */
+ * Statuses: INVALID, NONFINITE, STALE, STATE (a step is open, the layer is FINAL already, layers differ in length, or a policy lacks
+ * the queries that it ranks by), BUSY, FULL (max_tokens, max_bytes), NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_prefill *desc, void *stream);
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
-#define KVQ_STEP_QUERY_ONLY 1u /* nothing is appended: the queries are those of the newest new_tokens[i] tokens */
+#define KVQ_STEP_QUERY_ONLY 1u /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
 
 /* Begin a step: reserve all memory that it needs, for all sequences or for none.
  *
  * A step adds new_tokens[i] >= 0 tokens to each of n_seqs different sequences, committed or not, in all layers: per layer
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
- * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live until it is over.
- * A QUERY_ONLY step changes nothing and may run beside prefill_commit of the same sequences (prompt attention chunk by chunk);
- * each attend sees the tokens that the layer has at that moment.
- * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*.  Out: *step.
- * Statuses: INVALID (a sequence twice), STALE, STATE, BUSY, FULL, NOMEM.  Since 0.1. */
+ * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live
+ * until it is over.
+ * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
+ * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
+ * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.
+ * Statuses: INVALID (a sequence twice, or N above 2^20), STALE, STATE (a step is open on a sequence, or its prompt is partly FINAL or
+ * of layers that differ in length), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *new_tokens, uint32_t n_seqs, uint32_t flags,
                                kvq_step *step);
 
 /* Store K and V of the step's tokens in one layer, once per layer and step.  A layer that reads another's cache takes none.
- * In: k [N][kv_heads][dim_k], v [N][kv_heads][dim_v]; q [N][q_heads][dim_k] or NULL, only for the statistics of an uncommitted
- * prompt.  Statuses: INVALID, NONFINITE, STALE, STATE (twice, or QUERY_ONLY), BUSY.  Since 0.1. */
+ * In: k [N][kv_heads][dim_k] after RoPE, v [N][kv_heads][dim_v]; q [N][q_heads][dim_k] or NULL, only for the statistics of an
+ * uncommitted prompt.  All enter by rule 1.4.  Stream: order of device work.
+ * Statuses: INVALID, NONFINITE, STALE, STATE (twice, or QUERY_ONLY), BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *k, const kvq_tensor *v,
                            const kvq_tensor *q, void *stream);
 
@@ -374,9 +408,11 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  *   out = softmax(scale * q . K^T) . V per query head; lse = ln of the sum of exp of the scaled, capped logits, learned
  *   sinks included (section 9).  A query that sees no token gives out 0 and lse -inf (or the learned sink alone).
  * In: q [N][q_heads][dim_k] (enters by rule 1.4); options or NULL.
- * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32 or NULL.
- * Threads: on the CPU the result of a sequence does not depend, bit for bit, on the other sequences or on n_threads.
- * Statuses: INVALID, NONFINITE, STALE, STATE (the layer's append is missing), BUSY.  Since 0.1. */
+ * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32, in the same memory as out, or NULL.  Neither may overlap
+ * an input.
+ * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.
+ * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
+ * been given back), NONFINITE, STALE, STATE (the layer's append is missing), BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);
 
@@ -392,7 +428,7 @@ KVQ_API int32_t kvq_step_end(kvq_cache *cache, kvq_step step, const uint32_t *ke
 KVQ_API int32_t kvq_step_abort(kvq_cache *cache, kvq_step step);
 
 /* End of a turn (SemKV and drop-tokens, section 6): pack the whole tail.  A no-op for other recipes.
- * Statuses: STALE, STATE (before the commit, or a step is open), BUSY, FULL, NOMEM.  Since 0.1. */
+ * Statuses: STALE, STATE (before the commit, a step is open, or a later prompt is not complete), BUSY, FULL, NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_end_turn(kvq_cache *cache, kvq_seq seq);
 
 /* ------------------------------------------------------------------------------------------------ policies of a cache */
@@ -408,46 +444,50 @@ typedef struct kvq_calibration {
 } kvq_calibration;
 
 /* Add statistics of calibration text to the cache (exact integer sums: order and cutting do not matter, section 6).
- * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.
+ * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.  Host memory.  V is checked and
+ * not used.  Threads: may run beside other calls on the cache, and calls of several threads add up.
  * Statuses: INVALID, NONFINITE, UNSUPPORTED (the policy belongs to sequences), STATE (already frozen), NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_calibrate(kvq_cache *cache, const kvq_calibration *data);
 
 /* Freeze the cache's policy from the statistics so far.
- * Statuses: STATE (already frozen, or a layer without the statistics it needs), UNSUPPORTED, NOMEM.  Since 0.1. */
+ * Statuses: STATE (already frozen, or a layer without the statistics it needs), UNSUPPORTED (as above), NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_calibrate_finish(kvq_cache *cache);
 
 /* The frozen policy as a blob: width lists, masks, centres.  seq = 0: the cache's policy; else that of a committed sequence.
  * Out: buf, (cap, needed) as usual.  The blob is versioned and names the recipe that it belongs to.
- * Statuses: STALE, STATE (nothing frozen yet), SIZE.  Since 0.1. */
+ * Statuses: STALE, STATE (nothing frozen yet), BUSY, SIZE, NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_policy_get(kvq_cache *cache, kvq_seq seq, void *buf, size_t cap, size_t *needed);
 
 /* Freeze the policy of the cache (seq = 0) or of a sequence without tokens from a blob instead of from statistics.
- * Statuses: INVALID, CORRUPT, CONFIG (made for another recipe or geometry: names the field), STATE, STALE, NOMEM.  Since 0.1. */
+ * Statuses: INVALID, CORRUPT, CONFIG (made for another recipe or geometry: names the field), STATE (frozen, or the sequence has
+ * tokens), STALE, BUSY, NOMEM, FULL.  Since 0.1. */
 KVQ_API int32_t kvq_policy_set(kvq_cache *cache, kvq_seq seq, const void *blob, size_t size);
 
 /* ------------------------------------------------------------------------------------------------ export, statistics */
 
-/* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them.  What
- * drop-tokens has dropped is NaN.
+/* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them, in order of
+ * position.  What drop-tokens has dropped is NaN.  Also while a step is open: its tokens are not there yet.
  * In: layer, head (KV head), tensor KVQ_TENSOR_*.  Out: out [count][dim], float32, host memory; bit-exact (section 5).
- * Statuses: INVALID (also positions that have left every layer's window), STALE, BUSY, NOMEM, FULL (scratch).  Since 0.1. */
+ * Statuses: INVALID (also positions that have been given back, see kvq_seq_truncate), STALE, BUSY, NOMEM, FULL (scratch).
+ * Since 0.1. */
 KVQ_API int32_t kvq_export_values(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t first,
                                   uint64_t count, float *out);
 
 /* Wire bytes (section 5) of one packed block, numbered from 0 in the order of packing.
  * Out: buf, (cap, needed) as usual; *tokens (may be NULL): valid tokens of the block.
- * Statuses: INVALID (no such block, or one that has left every layer's window), STALE, BUSY, SIZE, NOMEM, FULL (scratch).
+ * Statuses: INVALID (no such block, or one that has been given back), STALE, BUSY, SIZE, NOMEM, FULL (scratch).
  * Since 0.1. */
 KVQ_API int32_t kvq_export_wire(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t block,
                                 void *buf, size_t cap, size_t *needed, uint64_t *tokens);
 
-/* Memory and event counters of a cache.  Statuses: INVALID.  Since 0.1. */
+/* Memory and event counters of a cache.  Threads: beside any other call, whose changes it may see in part.
+ * Statuses: INVALID.  Since 0.1. */
 KVQ_API int32_t kvq_stats_get(kvq_cache *cache, kvq_stats *stats);
 
 /* ------------------------------------------------------------------------------------------------ token scores (SemKV) */
 
 /* SemKV section 3.3: eight indicators, and random, from what a runtime has at hand.  They agree with the exact value to 1e-5
- * relative; the selection is exact given the scores.  Host memory; pure functions. */
+ * relative; the selection is exact given the scores.  Host memory; pure functions; at most 2^24 tokens a call. */
 #define KVQ_SCORE_DELTA_NORM 0   /* mean over the last m layers of |h(l) - h(l-1)| (Eq. 3) */
 #define KVQ_SCORE_COSINE_DELTA 1 /* mean over the last m layers of 1 - cos(h(l), h(l-1)); 0 where a norm is 0 */
 #define KVQ_SCORE_NORM 2         /* |h(L)| */
@@ -491,7 +531,7 @@ typedef struct kvq_codec {
 } kvq_codec;
 
 /* Encode a block of tokens.
- * In: codec; x [tokens][1][dim].  Out: wire (cap, needed) as usual.
+ * In: codec; x [tokens][1][dim] in host memory; tokens, at most 2^24.  Out: wire (cap, needed) as usual.
  * Statuses: INVALID (text, shape, token count that is no whole group), NONFINITE, NOMEM, SIZE.  Since 0.1. */
 KVQ_API int32_t kvq_codec_encode(const kvq_codec *codec, const kvq_tensor *x, uint64_t tokens, void *wire, size_t cap,
                                  size_t *needed);
@@ -504,7 +544,7 @@ KVQ_API int32_t kvq_codec_decode(const kvq_codec *codec, const void *wire, size_
 typedef struct kvq_policy {
   uint32_t struct_size;
   uint32_t q_heads;        /* query heads of the KV head, in q */
-  const char *text;        /* "pnmix(r=1/2,criterion=qk-pair)", "blockgtq(avg=3,...)", "semkv-prompt(r=1/4)", "semkv-block(r=1/4)", ... */
+  const char *text;        /* see kvq_policy_decide */
   uint32_t dim, rope_layout, rotary_dim, rotary_first; /* of the keys, as in kvq_codec */
   uint64_t n_tokens;       /* of k and q */
   const kvq_tensor *k;     /* [n_tokens][1][dim] or NULL */
@@ -514,8 +554,20 @@ typedef struct kvq_policy {
   uint64_t n_scores;
 } kvq_policy;
 
-/* Decide: a mask or token flags (1 bit per unit, LSB first, padded with 0 to a byte), width list (1 byte per pair), or centre
- * (fp16 [dim]), whichever the policy yields.  Out: buf (cap, needed) as usual.
+/* Decide what policy->text asks for (section 6; keys in parentheses, NAME(key=value,...)):
+ *
+ *   pnmix(r, criterion), channel-split(r)    k and q as the criterion asks     mask of pairs or channels
+ *   blockgtq(avg, ...), pair-widths(avg, ...)  k and q, or pair_scores [dim/2]   a width per pair, 1 byte each
+ *   semkv-prompt(r), semkv-block(r)          token_scores [n_scores]           token flags
+ *   kitty(boost)                             k of one group                    mask of channels
+ *   center                                   k                                 centre, fp16 [dim]
+ *   chanmix(share)                           pair_scores: ranges of channels   a width per channel, 1 byte each
+ *   chanmix(r_h)                             pair_scores: scores of heads      mask of heads
+ *   pmkvq-shrink(budget, kv_heads, dim_k, dim_v)  n_tokens                     the layer's width, 1 byte
+ *   pmkvq-budgets(total, kv_heads, dim_k, dim_v)  n_tokens, pair_scores: layers  bytes of each layer, uint64
+ *
+ * Masks and flags have 1 bit per unit, lowest first, padded with 0 to a byte; numbers are little-endian.
+ * Out: buf (cap, needed) as usual.
  * Statuses: INVALID, STATE (statistics of a side with count 0), NONFINITE, UNSUPPORTED, NOMEM, SIZE.  Since 0.1. */
 KVQ_API int32_t kvq_policy_decide(const kvq_policy *policy, void *buf, size_t cap, size_t *needed);
 

@@ -12,22 +12,15 @@ namespace affine_rows {
 namespace {
 
 // Codes and parameters of channels [first, first + group) in all lanes.
-void encode_group(const RowLanes *y, uint32_t group, uint32_t levels, AffineParams *params, uint8_t (*codes)[kRowLanes]) {
+void encode_group(const Loops &loops, RowBlock &rows, uint32_t first, uint32_t group, uint32_t levels, AffineParams *params) {
   float mn[kRowLanes], mx[kRowLanes], zero[kRowLanes], step[kRowLanes], top[kRowLanes];
-  for (uint32_t l = 0; l < kRowLanes; l++) mn[l] = mx[l] = y[0][l];
-  for (uint32_t j = 1; j < group; j++) {
-    for (uint32_t l = 0; l < kRowLanes; l++) {
-      mn[l] = y[j][l] < mn[l] ? y[j][l] : mn[l];
-      mx[l] = y[j][l] > mx[l] ? y[j][l] : mx[l];
-    }
-  }
+  loops.range_lanes(rows.y + first, group, mn, mx);
   for (uint32_t l = 0; l < kRowLanes; l++) {
     params[l] = affine_params(mn[l], mx[l], levels, false, ParamType::fp16);
     const AffineCoder coder = affine_coder(params[l], levels, ParamType::fp16);
     zero[l] = coder.zero, step[l] = coder.step, top[l] = coder.top;
   }
-  for (uint32_t j = 0; j < group; j++)
-    for (uint32_t l = 0; l < kRowLanes; l++) codes[j][l] = affine_code(y[j][l], zero[l], step[l], top[l]);
+  loops.affine_lanes(rows.y + first, group, zero, step, top, rows.codes + first);
 }
 
 }  // namespace
@@ -40,21 +33,21 @@ void arrange(HeadFormat *format) {
 void encode_levels(const HeadFormat &format, uint32_t levels, const uint16_t *x, size_t token_stride, Block *block) {
   const SlotClass &cls = format.classes[0];
   const uint32_t group = format.codec.group;
-  RowLanes y[kMaxDim];
-  uint8_t codes[kMaxDim][kRowLanes];
+  RowBlock rows(block->codes.get_allocator().resource(), format.shape.dim);
   for (uint32_t t = 0; t < block->tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block->tokens - t);
-    load_rows(format, cls, x + t * token_stride, token_stride, count, y);
-    rotate_rows(format, cls, y);
+    rows.take(format, x + t * token_stride, token_stride, count);
+    rows.load(format, cls);
+    rotate_rows(format, cls, rows.y);
     for (uint32_t first = 0; first < cls.count; first += group) {
       AffineParams params[kRowLanes];
-      encode_group(y + first, group, levels, params, codes + first);
+      encode_group(*format.loops, rows, first, group, levels, params);
       for (uint32_t l = 0; l < count; l++) {
         uint16_t *stored = block->params.data() + size_t(t + l) * format.token_params + 2 * (first / group);
         stored[0] = params[l].s, stored[1] = params[l].z;
       }
     }
-    store_codes(format, cls, codes, count, block->codes.data() + size_t(t) * format.shape.dim);
+    store_codes(format, cls, rows.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
   }
 }
 
@@ -66,7 +59,8 @@ void decode(const HeadFormat &format, const Block &block, float *out) {
   const SlotClass &cls = format.classes[0];
   const size_t dim = format.shape.dim;
   const uint32_t group = format.codec.group;
-  RowLanes y[kMaxDim] = {};
+  RowBlock rows(block.codes.get_allocator().resource(), format.shape.dim);
+  RowLanes *y = rows.y;
   for (uint32_t t = 0; t < block.tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block.tokens - t);
     for (uint32_t l = 0; l < count; l++) {

@@ -16,84 +16,41 @@
 namespace kvq {
 namespace {
 
-// tree() in every lane.  v is overwritten.  Padding with +0 changes nothing but the sign of a zero, so an odd element moves up
-// alone.
-void tree_lanes(RowLanes *v, uint32_t n, float *sum) {
-  for (; n > 1; n = (n + 1) / 2)
-    for (uint32_t i = 0; i < (n + 1) / 2; i++)
-      for (uint32_t l = 0; l < kRowLanes; l++) v[i][l] = v[2 * i][l] + (2 * i + 1 < n ? v[2 * i + 1][l] : 0.0f);
-  std::copy_n(v[0], kRowLanes, sum);
-}
-
-// What rule 2.2 knows of kRowLanes rows before it chooses h.
-struct RowSums {
-  float n[kRowLanes];                                     // norm of the row
-  float sigma[kRowLanes];
-  uint64_t s[kRowLanes];                                  // sum of m * m
-  float p[kRowLanes];                                     // tree(y * m)
-};
-
-// Step 3: code = number of thresholds below y.
-void choose_codes(const Book &book, const float *sigma, const RowLanes *y, uint32_t width, uint8_t (*codes)[kRowLanes]) {
-  RowLanes threshold[255];
-  const uint32_t n = uint32_t(book.threshold.size());
-  for (uint32_t i = 0; i < n; i++)
-    for (uint32_t l = 0; l < kRowLanes; l++) threshold[i][l] = book.threshold[i] * sigma[l];
-  for (uint32_t j = 0; j < width; j++) {
-    int32_t below[kRowLanes] = {};
-    for (uint32_t i = 0; i < n; i++)
-      for (uint32_t l = 0; l < kRowLanes; l++) below[l] += y[j][l] > threshold[i][l];
-    for (uint32_t l = 0; l < kRowLanes; l++) codes[j][l] = uint8_t(below[l]);
-  }
-}
-
-// Step 4 without its last division.
-void sum_levels(const Book &book, const RowLanes *y, uint32_t width, const uint8_t (*codes)[kRowLanes], RowLanes *scratch,
-                RowSums *sums) {
-  std::fill_n(sums->s, kRowLanes, 0);
-  for (uint32_t j = 0; j < width; j++) {
-    for (uint32_t l = 0; l < kRowLanes; l++) {
-      const int32_t m = book.level[codes[j][l]];
-      sums->s[l] += uint64_t(m * m);
-      scratch[j][l] = y[j][l] * float(m);
-    }
-  }
-  tree_lanes(scratch, width, sums->p);
+// One class of kRowLanes rows: codes, and the scalars h of the first `count`.
+void encode_class(const HeadFormat &format, const SlotClass &cls, RowBlock &rows, uint32_t count, uint16_t *h) {
+  const Loops &loops = *format.loops;
+  const Book &book = find_book(cls.levels);
+  const ScaleRule rule = format.codec.scale;
+  const float inverse = inverse_sqrt(cls.count);
+  float n[kRowLanes], sigma[kRowLanes], p[kRowLanes] = {};  // norm; n * c(w); tree(y * m)
+  uint64_t s[kRowLanes];                                    // sum of m * m
+  rows.load(format, cls);
+  loops.square_lanes(rows.y, cls.count, n);
+  for (uint32_t l = 0; l < kRowLanes; l++) n[l] = std::sqrt(n[l]), sigma[l] = n[l] * inverse;
+  rotate_rows(format, cls, rows.y);
+  loops.book_lanes({cls.levels, book.threshold.data(), book.level.data()}, rows.y, cls.count, sigma, rows.codes, s);
+  if (rule == ScaleRule::ls || rule == ScaleRule::unbiased)
+    loops.product_lanes(rows.y, rows.codes, book.level.data(), cls.count, p);
+  for (uint32_t l = 0; l < count; l++)
+    h[size_t(l) * format.token_params] = store_param(row_scale(rule, book.scale, n[l], sigma[l], s[l], p[l]), format.codec.params);
 }
 
 void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
-  RowLanes y[kMaxDim], scratch[kMaxDim];
-  uint8_t codes[kMaxDim][kRowLanes];
+  RowBlock rows(block->codes.get_allocator().resource(), format.shape.dim);
   for (uint32_t t = 0; t < block->tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block->tokens - t);
+    rows.take(format, x + t * token_stride, token_stride, count);
     for (size_t c = 0; c < format.classes.size(); c++) {
-      const SlotClass &cls = format.classes[c];
-      const Book &book = find_book(cls.levels);
-      const float inverse = inverse_sqrt(cls.count);
-      RowSums sums;
-      load_rows(format, cls, x + t * token_stride, token_stride, count, y);
-      for (uint32_t j = 0; j < cls.count; j++)
-        for (uint32_t l = 0; l < kRowLanes; l++) scratch[j][l] = y[j][l] * y[j][l];
-      tree_lanes(scratch, cls.count, sums.n);
-      for (uint32_t l = 0; l < kRowLanes; l++) {
-        sums.n[l] = std::sqrt(sums.n[l]);
-        sums.sigma[l] = sums.n[l] * inverse;
-      }
-      rotate_rows(format, cls, y);
-      choose_codes(book, sums.sigma, y, cls.count, codes);
-      sum_levels(book, y, cls.count, codes, scratch, &sums);
-      store_codes(format, cls, codes, count, block->codes.data() + size_t(t) * format.shape.dim);
-      for (uint32_t l = 0; l < count; l++) {
-        const float h = row_scale(format.codec.scale, book.scale, sums.n[l], sums.sigma[l], sums.s[l], sums.p[l]);
-        block->params[size_t(t + l) * format.token_params + c] = store_param(h, format.codec.params);
-      }
+      encode_class(format, format.classes[c], rows, count, block->params.data() + size_t(t) * format.token_params + c);
+      store_codes(format, format.classes[c], rows.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
     }
   }
 }
 
 void decode(const HeadFormat &format, const Block &block, float *out) {
   const size_t dim = format.shape.dim;
-  RowLanes y[kMaxDim] = {};
+  RowBlock rows(block.codes.get_allocator().resource(), format.shape.dim);
+  RowLanes *y = rows.y;
   for (uint32_t t = 0; t < block.tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block.tokens - t);
     for (size_t c = 0; c < format.classes.size(); c++) {

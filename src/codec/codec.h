@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "util/loops.h"
 #include "util/memory.h"
 #include "util/status.h"
 
@@ -84,6 +85,7 @@ struct HeadFormat {
   std::pmr::vector<SlotClass> classes;    // ascending slots, none empty; pair-mix: low, high.  kitty: one class of 16 levels
   std::pmr::vector<uint8_t> table;        // as given
   std::pmr::vector<uint16_t> mu;          // fp16 [dim] with center=1, else empty
+  const Loops *loops = &loops_portable;   // what encodes it on the host; make_format asks the processor
   uint32_t token_params = 0;              // of row codecs.  affine-token: [group]{s, z}; codebook rows: [class] h
 };
 

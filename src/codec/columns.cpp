@@ -9,44 +9,19 @@ namespace {
 
 const ColumnCodec &column_codec(const HeadFormat &format) { return *descriptor(format.codec.kind).column; }
 
-// fp16 bits as integers in the order of their values, so that minimum and maximum are integer ones; its own inverse.
-uint16_t ordered(uint16_t h) { return uint16_t(h ^ (uint16_t(int16_t(h) >> 15) & 0x7fffu)); }
-
-struct Range {
-  int16_t mn[kMaxDim], mx[kMaxDim];  // ordered()
-};
-
-void find_range(const uint16_t *values, uint32_t tokens, uint32_t dim, Range *range) {
-  for (uint32_t j = 0; j < dim; j++) range->mn[j] = range->mx[j] = int16_t(ordered(values[j]));
-  for (uint32_t t = 1; t < tokens; t++) {
-    const uint16_t *row = values + size_t(t) * dim;
-    for (uint32_t j = 0; j < dim; j++) {
-      const int16_t v = int16_t(ordered(row[j]));
-      range->mn[j] = std::min(range->mn[j], v);
-      range->mx[j] = std::max(range->mx[j], v);
-    }
-  }
-}
-
 // Rule 2.1 on every slot of one group of values [G][dim].
 void encode_group(const HeadFormat &format, const uint16_t *values, const ColumnRule *rules, uint16_t *params, uint8_t *codes) {
   const uint32_t dim = format.shape.dim, group = format.codec.group;
   const ParamType type = format.codec.params;
-  Range range;
-  float zero[kMaxDim], step[kMaxDim], top[kMaxDim];
-  find_range(values, group, dim, &range);
+  float mn[kMaxDim], mx[kMaxDim], zero[kMaxDim], step[kMaxDim], top[kMaxDim];
+  format.loops->range_columns(values, group, dim, mn, mx);
   for (uint32_t j = 0; j < dim; j++) {
-    const float mn = half_to_float(ordered(uint16_t(range.mn[j]))), mx = half_to_float(ordered(uint16_t(range.mx[j])));
-    const AffineParams stored = affine_params(mn, mx, rules[j].levels, rules[j].midpoint, type);
+    const AffineParams stored = affine_params(mn[j], mx[j], rules[j].levels, rules[j].midpoint, type);
     const AffineCoder coder = affine_coder(stored, rules[j].levels, type);
     params[2 * j] = stored.s, params[2 * j + 1] = stored.z;
     zero[j] = coder.zero, step[j] = coder.step, top[j] = coder.top;
   }
-  for (uint32_t t = 0; t < group; t++) {
-    const uint16_t *row = values + size_t(t) * dim;
-    uint8_t *out = codes + size_t(t) * dim;
-    for (uint32_t j = 0; j < dim; j++) out[j] = affine_code(half_to_float(row[j]), zero[j], step[j], top[j]);
-  }
+  format.loops->affine_columns(values, group, dim, zero, step, top, codes);
 }
 
 }  // namespace

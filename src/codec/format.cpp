@@ -82,6 +82,7 @@ Status make_format(const Codec &codec, const HeadShape &shape, std::span<const u
   resolved.table.clear();
   resolved.has_table = false;
   format->codec = resolved;
+  format->loops = &select_loops();
   format->channel.clear();
   format->classes.clear();
   format->token_params = 0;

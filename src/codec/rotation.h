@@ -2,11 +2,13 @@
 #pragma once
 #include <cstdint>
 
+#include "util/loops.h"
+
 namespace kvq {
 
-// Rotate `lanes` rows of `width` values at once, in place: y[channel * lanes + row].
-void rotate_lanes(float *y, uint32_t width, uint32_t lanes, uint64_t seed, uint32_t tensor, uint32_t k);
-void unrotate_lanes(float *y, uint32_t width, uint32_t lanes, uint64_t seed, uint32_t tensor, uint32_t k);
+// Rotate kRowLanes rows of `width` values at once, in place.
+void rotate_lanes(const Loops &loops, RowLanes *y, uint32_t width, uint64_t seed, uint32_t tensor, uint32_t k);
+void unrotate_lanes(const Loops &loops, RowLanes *y, uint32_t width, uint64_t seed, uint32_t tensor, uint32_t k);
 
 // c(w): the fp32 nearest to 1/sqrt(w).
 float inverse_sqrt(uint32_t w);

@@ -1,5 +1,7 @@
 #include "codec/rows.h"
 
+#include <cstring>
+
 #include "codec/bits.h"
 #include "codec/rotation.h"
 #include "codec/wire.h"
@@ -7,18 +9,20 @@
 
 namespace kvq {
 
-void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count,
-               RowLanes *y) {
-  const uint32_t *channel = format.channel.data() + cls.first;
-  for (uint32_t l = 0; l < kRowLanes; l++) {
-    const uint16_t *row = x + l * token_stride;
-    if (l >= count)
-      for (uint32_t j = 0; j < cls.count; j++) y[j][l] = 0.0f;
-    else if (format.mu.empty())
-      for (uint32_t j = 0; j < cls.count; j++) y[j][l] = half_to_float(row[channel[j]]);
-    else
-      for (uint32_t j = 0; j < cls.count; j++) y[j][l] = half_to_float(row[channel[j]]) - half_to_float(format.mu[channel[j]]);
-  }
+RowBlock::RowBlock(std::pmr::memory_resource *memory, uint32_t dim)
+    : memory_(memory), bytes_(size_t(dim) * (sizeof *y + sizeof *x + sizeof *codes)) {
+  y = static_cast<RowLanes *>(memory->allocate(bytes_, 64));
+  x = reinterpret_cast<uint16_t(*)[kRowLanes]>(y + dim);
+  codes = reinterpret_cast<CodeLanes *>(x + dim);
+  std::memset(y, 0, bytes_);
+}
+
+RowBlock::~RowBlock() { memory_->deallocate(y, bytes_, 64); }
+
+void RowBlock::take(const HeadFormat &format, const uint16_t *rows, size_t token_stride, uint32_t count) {
+  const uint32_t dim = format.shape.dim;
+  if (count < kRowLanes) std::memset(x, 0, dim * sizeof *x);
+  format.loops->transpose_halves(rows, token_stride, count, dim, x[0], kRowLanes);
 }
 
 void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *y, uint32_t count, float *out) {
@@ -32,20 +36,16 @@ void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *
   }
 }
 
-void store_codes(const HeadFormat &format, const SlotClass &cls, const uint8_t (*codes)[kRowLanes], uint32_t count,
-                 uint8_t *out) {
-  for (uint32_t l = 0; l < count; l++) {
-    uint8_t *row = out + size_t(l) * format.shape.dim + cls.first;
-    for (uint32_t j = 0; j < cls.count; j++) row[j] = codes[j][l];
-  }
+void store_codes(const HeadFormat &format, const SlotClass &cls, const CodeLanes *codes, uint32_t count, uint8_t *out) {
+  format.loops->transpose_bytes(codes[0], kRowLanes, cls.count, count, out + cls.first, format.shape.dim);
 }
 
 void rotate_rows(const HeadFormat &format, const SlotClass &cls, RowLanes *y) {
-  if (format.codec.rotate) rotate_lanes(y[0], cls.count, kRowLanes, format.codec.seed, format.shape.tensor, cls.rotation);
+  if (format.codec.rotate) rotate_lanes(*format.loops, y, cls.count, format.codec.seed, format.shape.tensor, cls.rotation);
 }
 
 void unrotate_rows(const HeadFormat &format, const SlotClass &cls, RowLanes *y) {
-  if (format.codec.rotate) unrotate_lanes(y[0], cls.count, kRowLanes, format.codec.seed, format.shape.tensor, cls.rotation);
+  if (format.codec.rotate) unrotate_lanes(*format.loops, y, cls.count, format.codec.seed, format.shape.tensor, cls.rotation);
 }
 
 size_t row_stream_bytes(const HeadFormat &format, uint32_t tokens) {

@@ -1,5 +1,4 @@
-// Row codecs work on kRowLanes tokens at once: y[slot][lane], a lane per token, so that every step of a row is the same plain
-// fp32 operation on kRowLanes rows.
+// Row codecs work on kRowLanes tokens at once: y[slot][lane], a lane per token (util/loops.h).
 #pragma once
 #include <cstdint>
 
@@ -7,17 +6,35 @@
 
 namespace kvq {
 
-inline constexpr uint32_t kRowLanes = 8;
-using RowLanes = float[kRowLanes];
+// Scratch for kRowLanes tokens of a head.
+class RowBlock {
+ public:
+  RowBlock(std::pmr::memory_resource *memory, uint32_t dim);
+  ~RowBlock();
+  RowBlock(const RowBlock &) = delete;
+  RowBlock &operator=(const RowBlock &) = delete;
 
-// y = x - mu of the channels of a class for `count` tokens; the other lanes are 0.
-void load_rows(const HeadFormat &format, const SlotClass &cls, const uint16_t *x, size_t token_stride, uint32_t count,
-               RowLanes *y);
+  // Take over `count` rows; the other lanes are 0.
+  void take(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint32_t count);
+  // y = x - mu of the channels of a class.
+  void load(const HeadFormat &format, const SlotClass &cls) {
+    format.loops->load_lanes(x, format.channel.data() + cls.first, cls.count, format.mu.empty() ? nullptr : format.mu.data(), y);
+  }
+
+  RowLanes *y;       // [dim], 0 at first
+  CodeLanes *codes;  // [dim]
+  uint16_t (*x)[kRowLanes];  // [dim], by channel
+
+ private:
+  std::pmr::memory_resource *memory_;
+  size_t bytes_;
+};
+
 // out[token][channel] = y + mu, never -0.
 void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *y, uint32_t count, float *out);
 
-// Codes of `count` tokens of a class, between lanes and a block's [token][dim].
-void store_codes(const HeadFormat &format, const SlotClass &cls, const uint8_t (*codes)[kRowLanes], uint32_t count, uint8_t *out);
+// Codes of `count` tokens of a class, from lanes to a block's [token][dim].
+void store_codes(const HeadFormat &format, const SlotClass &cls, const CodeLanes *codes, uint32_t count, uint8_t *out);
 
 void rotate_rows(const HeadFormat &format, const SlotClass &cls, RowLanes *y);
 void unrotate_rows(const HeadFormat &format, const SlotClass &cls, RowLanes *y);

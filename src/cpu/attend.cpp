@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/decode.h"
 #include "util/entry.h"
 #include "util/fp.h"
 
@@ -65,6 +66,7 @@ void begin(Block *block) {
     const float sink = sinks ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
     slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
+    slice.doubt[r] = {};
   }
   std::fill_n(slice.out, size_t(block->run.rows) * block->run.dims.output(), 0.0f);
 }
@@ -77,10 +79,26 @@ void raise(const Run &run, uint32_t row, float reference) {
   const float factor = std::exp2(slice.reference[row] - reference);
   slice.reference[row] = reference;
   slice.denominator[row] *= factor;
+  slice.doubt[row].sum *= double(factor) * factor;
+  slice.doubt[row].power *= factor * factor;
+  slice.doubt[row].tile *= factor * factor;
   const size_t stride = run.dims.output();
   for (uint32_t c = 0; c < stride; c++) slice.out[row * stride + c] *= factor;
   for (uint32_t d = 0; d < slice.domains; d++)
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
+}
+
+// Keep book of the logits of tokens [low, high), which a row sees; the others of the tile are 0.
+void survey(const Run &run, const Tile &tile, uint32_t row, uint32_t low, uint32_t high) {
+  Slice &slice = run.slice;
+  Doubt &doubt = slice.doubt[row];
+  const size_t at = size_t(row) * kLogitStride;
+  float first = 0, second = 0;
+  run.kernels.moments(slice.logit + at + tile.from, round16(tile.end) - tile.from, &first, &second);
+  doubt.count += high - low;
+  doubt.first += first * run.unit;
+  doubt.second += second * run.unit * run.unit;
+  if (slice.has_doubt) doubt.worst = std::max(doubt.worst, largest(run, slice.doubtful + at + low, high - low));
 }
 
 // Logits of a tile become probabilities, 0 for tokens that the row does not see.
@@ -89,14 +107,15 @@ void soften(const Block &block, const Tile &tile, uint32_t row) {
   Slice &slice = run.slice;
   float *x = slice.logit + size_t(row) * kLogitStride;
   const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
-  if (low >= high) {
-    std::fill(x + tile.from, x + end, 0.0f);
-    return;
-  }
+  std::fill(x + tile.from, x + std::min(low, end), 0.0f);
+  std::fill(x + std::max(low, high), x + end, 0.0f);
+  if (low >= high) return;
+  survey(run, tile, row, low, high);
   if (block.rows.call.softcap > 0) run.kernels.softcap(x + tile.from, n, block.rows.call.softcap);
   std::fill(x + tile.from, x + low, kNothing);
   std::fill(x + high, x + end, kNothing);
   const float most = run.kernels.maximum(x + tile.from, n);
+  slice.doubt[row].largest = std::max(slice.doubt[row].largest, std::fabs(most) * run.unit);
   if (most > slice.reference[row] + kRaise || slice.reference[row] == kNothing) raise(run, row, most);
   slice.denominator[row] += run.kernels.exponentials(x + tile.from, n, slice.reference[row]);
 }
@@ -153,6 +172,7 @@ void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   tile.k = static_cast<const uint8_t *>(view.page) + run.head * raw_head_bytes(shape);
   tile.v = tile.k + raw_values_offset(shape);
   raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
+  run.slice.has_doubt = false;
   for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
@@ -177,27 +197,17 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
   }
 }
 
-// The part of a page that the block will read, evenly spread over the steps of the dot products: `tokens` tokens with `codes` of them
-// in a step.
-Prefetch prefetch_of(const Block &block, const uint8_t *blob, size_t bytes, uint32_t tokens, uint32_t codes) {
-  const LayerShape &shape = *block.rows.call.shape;
-  const Kernels &kernels = block.run.kernels;
-  const auto ceil = [](uint32_t n, uint32_t d) { return (n + d - 1) / d; };
-  const uint32_t keys = ceil(shape.dim_k, codes) * ceil(tokens, kernels.lanes);
-  const uint32_t values = ceil(tokens, codes) * ceil(shape.dim_v, kernels.lanes);
-  const uint32_t steps = (keys + values) * ceil(block.run.rows, kernels.rows);
-  return {blob, blob + bytes, ceil(uint32_t(bytes / 64), steps)};
-}
-
+// The part of a page that the block will read.
 Prefetch prefetch_of(const Block &block, const PageView &view) {
   if (!view.page) return {};
   const uint32_t head = block.run.head;
+  const uint8_t *blob = static_cast<const uint8_t *>(view.page);
   if (view.format) {
     const CpuPageFormat &format = static_cast<const CpuPageFormat &>(*view.format);
-    return prefetch_of(block, format.blob(view.page, head), format.blob_bytes(head), format.page_tokens, 4);
+    return {format.blob(blob, head), format.blob(blob, head) + format.blob_bytes(head)};
   }
   const size_t bytes = raw_head_bytes(*block.rows.call.shape);
-  return prefetch_of(block, static_cast<const uint8_t *>(view.page) + head * bytes, bytes, kRawTokens, 1);
+  return {blob + head * bytes, blob + (head + 1) * bytes};
 }
 
 void attend_pages(const Block &block) {
@@ -257,15 +267,36 @@ void finish_row(const Block &block, uint32_t row) {
     call.lse[token * shape.q_heads + head] = denominator > 0 ? (slice.reference[row] + std::log2(denominator)) * kLn2 : kNothing;
 }
 
+bool is_certain_row(const Run &run, uint32_t dim, uint32_t row) {
+  const float *out = run.slice.out + size_t(row) * run.dims.output();
+  return run.precise || is_certain(run.slice.doubt[row], dim, run.kernels.dot_product(out, out, round16(dim)));
+}
+
+// Finish the rows that are certain.
+void run_rows(const Run &run, const RowBlock &rows, bool *certain) {
+  const LayerShape &shape = *rows.call.shape;
+  Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
+  begin(&block);
+  attend_pages(block);
+  close_domains(run);
+  for (uint32_t r = 0; r < run.rows; r++) {
+    certain[r] = is_certain_row(run, shape.dim_v, r);
+    if (certain[r]) finish_row(block, r);
+  }
+}
+
+float unit_of(const AttendCall &call) { return call.softcap > 0 ? 1.0f : kLn2; }
+
 }  // namespace
 
 void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
-  const LayerShape &shape = *rows.call.shape;
-  Block block{rows, Run{kernels, tables, dims, slice, rows.count, rows.head}, {}, shape.q_heads / shape.kv_heads};
-  begin(&block);
-  attend_pages(block);
-  close_domains(block.run);
-  for (uint32_t r = 0; r < block.run.rows; r++) finish_row(block, r);
+  bool certain[kRows];
+  run_rows(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, certain);
+  for (uint32_t r = 0; r < rows.count; r++) {
+    if (certain[r]) continue;
+    const RowBlock row{rows.call, rows.sequence, rows.head, rows.first + r, 1};
+    run_rows(Run{kernels, tables, dims, slice, 1, rows.head, unit_of(rows.call), true}, row, &certain[r]);
+  }
 }
 
 }  // namespace kvq::cpu

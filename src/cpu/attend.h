@@ -4,9 +4,13 @@
 // and probabilities carry them (layout.h, kernels.h), rotated formats see a rotated query and collect their output in the rotated
 // domain, and the softmax works in base 2 with a reference that moves only when a logit passes it by kRaise.
 // Every row's arithmetic is the same whatever the other rows, the other sequences and the number of threads are.
+//
+// Weights of 16 bits are enough unless much of a row's output cancels.  So every row keeps book of what rounding may have done to it
+// (doubt.h), and the few that may have left section 9's tolerance are computed again with weights of 31 bits.
 #pragma once
 #include <cstdint>
 
+#include "cpu/doubt.h"
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
 #include "cpu/raw_page.h"
@@ -34,9 +38,8 @@ struct Dims {
 // Quantized weights of all rows for one segment.
 struct RowWeights {
   static constexpr uint32_t kSpans = 4;  // of at most 1024 slots
-  float scale[kRows], total[kRows];  // total: sum of the floats
-  bool refined[kRows];
-  int32_t sum[kRows][kSpans], fine_sum[kRows][kSpans];
+  float scale[kRows], total[kRows], error[kRows];  // sums: of the floats, of what rounding took from them
+  int32_t sum[kRows][kSpans], fine_sum[kSpans];
 };
 
 // What one packed format needs besides its pages: the query in its terms and the output in its terms.
@@ -44,7 +47,7 @@ struct Domain {
   const CpuPageFormat *format;
   float *query;        // [kRows][dims.query()] by slot
   float *lined;        // [kRows][dims.weights()] by place in a decoded tile (columns)
-  int16_t *w, *fine;   // [kRows][dims.weights()]
+  int16_t *w, *fine;   // [kRows][dims.weights()]; fine: of one row
   RowWeights *segment; // [dims.segments()]
   float constant[kRows];  // q . mu
   float *out;          // [kRows][dims.output()] by slot
@@ -54,18 +57,21 @@ struct Domain {
 struct Slice {
   float *query;          // [kRows][dims.query()] by channel, times the softmax scale
   float *logit;          // [kRows][kLogitStride]: logits, then probabilities
+  float *doubtful;       // [kRows][kLogitStride]: d^2 of the logits (doubt.h)
   float *out;            // [kRows][dims.output()] by channel
-  float *scale, *zero;   // [max(kTileTokens, dims) + 16]: scalars of lanes
+  float *scale, *zero, *middle;  // [max(kTileTokens, dims) + 16]: scalars of lanes; zero + scale * middle code
   float *line;           // [dims.weights()]
   float *signs;          // [2][dims.most()] of a rotation
   uint32_t *map;         // [dims.most()] slot -> channel
   float *part;           // [kRows][256 + 16]
-  int16_t *w, *fine;     // [kRows][dims.weights()]
+  int16_t *w, *fine;     // [kRows][dims.weights()]; fine: of one row
   RowWeights *weights;   // [kRegions]
   uint8_t *codes;        // decoded tile
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
+  Doubt doubt[kRows];
   Domain domain[kDomains];
+  bool has_doubt;            // in the current tile; otherwise `doubtful` is not set
   Prefetch prefetch;         // what comes after the current tile
   uint32_t domains, oldest;  // open ones; the next to close if all are
 };
@@ -90,6 +96,8 @@ struct Run {
   const Dims &dims;
   Slice &slice;
   uint32_t rows, head;
+  float unit;    // of the logits, in natural ones
+  bool precise;  // one row, with weights of 31 bits
 };
 
 // logit[row][token] of a tile.

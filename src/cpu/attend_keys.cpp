@@ -21,6 +21,22 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   }
 }
 
+// d^2 of one token per square of its scale, or of its group (doubt.h).
+float doubt_of(const Run &run, const RowWeights &weights, uint32_t row, const Region &region, uint32_t count) {
+  const float step = weights.scale[row] * run.unit;
+  return step * step * region.spread.even * float(count) / 12.0f;
+}
+
+void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, bool add, const Tile &tile) {
+  Slice &slice = run.slice;
+  slice.has_doubt = true;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    float *doubtful = slice.doubtful + size_t(r) * kLogitStride;
+    const float factor = doubt_of(run, weights, r, region, count);
+    for (uint32_t t = tile.from; t < tile.end; t++) doubtful[t] = (add ? doubtful[t] : 0.0f) + factor * slice.scale[t] * slice.scale[t];
+  }
+}
+
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_keys(run, layout, tile);
   const uint32_t stride = layout.tile_tokens * 4;
@@ -43,7 +59,10 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     dot.out = run.slice.logit + tile.from;
     dot.out_stride = kLogitStride;
     dot.add = add;
-    dot_region(run, region, weights, domain.fine + size_t(quad) * 4, size_t((region.count + 3) / 4) * stride, dot);
+    const size_t array = size_t((region.count + 3) / 4) * stride;
+    dot_region(run, region, weights, {}, array, dot);
+    if (run.precise) dot_region(run, region, weights, {domain.fine + size_t(quad) * 4, 0}, array, dot);
+    doubt_rows(run, weights, region, segment.count, i > 0, tile);
     add = true;
   }
 }
@@ -61,10 +80,21 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
       const Region &region = layout.regions[i];
       const size_t place = size_t(r) * run.dims.weights() + region.quad * 4;
-      weigh(run, r, lined + region.quad * 4, slice.line + region.quad * 4, region.count, slice.w + place, slice.fine + place,
-            false, &weights[i]);
+      weigh(run, r, lined + region.quad * 4, slice.line + region.quad * 4, region.count, slice.w + place,
+            run.precise ? slice.fine + region.quad * 4 : nullptr, &weights[i]);
     }
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
+  }
+}
+
+// Every group has weights of its own; the scales are in them.
+void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end) {
+  run.slice.has_doubt = true;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    float sum = 0;
+    for (uint32_t i = 0; i < layout.regions.size(); i++)
+      sum += doubt_of(run, run.slice.weights[i], r, layout.regions[i], layout.regions[i].count);
+    std::fill_n(run.slice.doubtful + size_t(r) * kLogitStride + first, end - first, sum);
   }
 }
 
@@ -73,6 +103,7 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     float totals[kRows];
     weigh_group(run, domain, layout, tile.k_params + group * layout.group_stride, totals);
+    doubt_group(run, layout, first, end);
     for (uint32_t r = 0; layout.regions.empty() && r < run.rows; r++)
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
@@ -88,7 +119,8 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       dot.out = run.slice.logit + first;
       dot.out_stride = kLogitStride;
       dot.add = i > 0;
-      dot_region(run, region, run.slice.weights[i], run.slice.fine + region.quad * 4, 0, dot);
+      dot_region(run, region, run.slice.weights[i], {}, 0, dot);
+      if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + region.quad * 4, 0}, 0, dot);
     }
   });
 }
@@ -129,6 +161,7 @@ void raw_logits(const Run &run, uint32_t dim, uint32_t tokens, const float *quer
 
 void key_logits(const Run &run, Domain &domain, const Tile &tile) {
   const TensorLayout &layout = domain.format->layout(run.head, KVQ_TENSOR_K);
+  run.slice.has_doubt = false;
   switch (layout.family) {
     case Family::rows:
       logits_of_rows(run, domain, layout, tile);

@@ -1,4 +1,5 @@
 // What the probabilities of a tile collect from its values.
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/attend.h"
@@ -9,26 +10,17 @@ namespace {
 
 const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
-// Where 16 bits are always too few for the weights: columns, since a token may be large where its probability is small, and values
-// of few channels, which can cancel in all of them at once.  Elsewhere they are too few where one weight dominates (kernels.h).
-bool needs_refinement(const TensorLayout &layout) { return layout.family == Family::columns || layout.dim <= 16; }
-
-// n equal weights that are rounded alike, by half a step of 1/32767 of the largest, are 2.4e-4 of the whole output at most if the
-// largest scale is within 4 times the mean, and the largest probability within 4 / n of all probabilities so far.
-constexpr float kEven = 4.0f;
-bool even_scales(const Run &run, const float *scale, uint32_t n) {
-  return run.kernels.maximum(scale, n) * float(n) <= kEven * run.kernels.sum(scale, n);
-}
-bool even_probabilities(const Run &run, uint32_t row, const float *p, uint32_t n) {
-  return run.kernels.maximum(p, n) * float(n) <= kEven * run.slice.denominator[row];
+// The sum of (p * x)^2 * d^2 over tokens [first, end) of a row (doubt.h), x null standing for 1.
+float power(const Run &run, uint32_t row, const float *x, uint32_t first, uint32_t end) {
+  if (!run.slice.has_doubt) return 0;
+  const float *doubtful = run.slice.doubtful + size_t(row) * kLogitStride;
+  return run.kernels.power(probabilities(run, row) + first, x ? x + first : nullptr, doubtful + first, end - first);
 }
 
-// One row's probabilities from a token that is a multiple of 4, times token scales, as integers.  even: the scales are.
-void weigh_row(const Run &run, const TensorLayout &layout, uint32_t row, const float *p, const float *scale, bool even, uint32_t count,
-               RowWeights *weights) {
-  const size_t at = size_t(row) * run.dims.weights();
-  const bool always = needs_refinement(layout), never = !always && even && even_probabilities(run, row, p, count);
-  weigh(run, row, p, scale, count, run.slice.w + at, never ? nullptr : run.slice.fine + at, always, weights);
+// How many tokens of [first, end) a row sees.
+float visible(const Tile &tile, uint32_t row, uint32_t first, uint32_t end) {
+  const uint32_t low = std::max(tile.low[row], first), high = std::min(tile.high[row], end);
+  return high > low ? float(high - low) : 0.0f;
 }
 
 Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32_t first, uint32_t end) {
@@ -45,26 +37,66 @@ Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32
   return dot;
 }
 
+// Squares of a tile's codes in the terms of a row's output, per square of the weights' errors (doubt.h).
+struct Share {
+  float usual, most;
+};
+
+// Whether the errors of a row's weights could show in what it has collected.
+bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights &weights, float tokens, const Share &share) {
+  if (run.precise) return true;
+  Doubt &doubt = run.slice.doubt[row];
+  const float step = weights.scale[row], each = step * step * tokens / 12.0f;
+  const float square = (each + weights.error[row] * weights.error[row]) * share.most;
+  if (square > kTileShare * doubt.power) {
+    const float *out = domain.out + size_t(row) * run.dims.output();
+    doubt.power = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
+  }
+  if (square > kTileShare * doubt.power) return true;
+  doubt.sum += double(each) * share.usual;
+  doubt.tile = std::max(doubt.tile, square);
+  return false;
+}
+
 // Token scalars go into the probabilities, zeros into one number per row.
+void weigh_segment(const Run &run, const TensorLayout &layout, const Segment &segment, const Tile &tile, RowWeights *weights) {
+  Slice &slice = run.slice;
+  const Region &region = layout.regions[segment.region];
+  const float slots = float(segment.count), middle = float(region.levels - 1) / 2;
+  const uint32_t tokens = tile.end - tile.from;
+  load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+  const float from_zero = middle - float(bias_of(run, region));
+  for (uint32_t t = tile.from; !region.table && t < round16(tile.end); t++) slice.middle[t] = slice.zero[t] + slice.scale[t] * from_zero;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    const float *p = probabilities(run, r) + tile.from;
+    weigh(run, r, p, slice.scale + tile.from, tokens, slice.w + size_t(r) * run.dims.weights(), nullptr, weights);
+    slice.doubt[r].sum += power(run, r, slice.scale, tile.from, tile.end) * region.spread.usual * slots;
+    if (region.table) continue;
+    weights->total[r] = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
+    slice.doubt[r].sum += (power(run, r, slice.middle, tile.from, tile.end) + kZeroShare * weights->total[r] * weights->total[r]) * slots;
+  }
+}
+
 void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
   Slice &slice = run.slice;
   RowWeights &weights = *slice.weights;
   decode_value_codes(run, layout, tile);
   for (const Segment &segment : layout.segments) {
     const Region &region = layout.regions[segment.region];
-    load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
-    const bool even = even_scales(run, slice.scale + tile.from, tile.end - tile.from);
-    for (uint32_t r = 0; r < run.rows; r++) {
-      const float *p = probabilities(run, r) + tile.from;
-      weigh_row(run, layout, r, p, slice.scale + tile.from, even, tile.end - tile.from, &weights);
-      if (!region.table) weights.total[r] = run.kernels.dot_product(p, slice.zero + tile.from, tile.end - tile.from);
-    }
+    weigh_segment(run, layout, segment, tile, &weights);
     Dot dot = value_dot(run, domain, region, tile.from, tile.end);
     dot.x = static_cast<const uint8_t *>(dot.x) + size_t(4) * (segment.first - region.first);
     dot.lanes = segment.count;
     dot.out = domain.out + segment.first;
     if (!region.table) dot.offset = weights.total;
-    dot_region(run, region, weights, slice.fine, region.line, dot);
+    dot_region(run, region, weights, {}, region.line, dot);
+    const Share share{region.spread.usual * float(segment.count), region.spread.most * float(segment.count)};
+    for (uint32_t r = 0; r < run.rows; r++) {
+      if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
+      int16_t *w = slice.w + size_t(r) * run.dims.weights();
+      weigh(run, r, probabilities(run, r) + tile.from, slice.scale + tile.from, tile.end - tile.from, w, slice.fine, &weights);
+      dot_region(run, region, weights, {slice.fine, r}, region.line, dot);
+    }
   }
 }
 
@@ -76,59 +108,107 @@ void add_zeros(const Run &run, Domain &domain, const TensorLayout &layout, const
 }
 
 // Kitty's upper two bits: four times the scale of their channels.
-void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const Region &region, const uint8_t *params, Dot dot) {
+void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const Region &region, const uint8_t *params,
+               const Plane &plane, Dot dot) {
   Slice &slice = run.slice;
   const uint16_t *channel = boosted_channels(layout, params);
+  const uint32_t first = plane.fine ? plane.row : 0, end = plane.fine ? first + 1 : run.rows;
   dot.out = slice.part;
   dot.out_stride = 256 + 16;
   dot.add = false;
-  dot.bias = region.bias;
-  dot_weighted(run, *slice.weights, slice.fine, 4.0f, dot);
-  for (uint32_t r = 0; r < run.rows; r++)
+  dot.bias = bias_of(run, region);
+  if (plane.fine) std::fill_n(slice.part + first * dot.out_stride, dot.lanes, 0.0f);
+  dot_weighted(run, *slice.weights, plane, 4.0f, dot);
+  for (uint32_t r = first; r < end; r++)
     for (uint32_t i = 0; i < dot.lanes; i++)
       domain.out[size_t(r) * run.dims.output() + channel[i]] += slice.scale[channel[i]] * slice.part[r * dot.out_stride + i];
 }
 
-// The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of all rows.
-void weigh_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end) {
+// The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of a row.
+void weigh_tokens(const Run &run, uint32_t row, uint32_t first, uint32_t end, int16_t *fine) {
   const uint32_t from = first / 4 * 4;
   float *line = run.slice.line;
+  std::fill_n(line, 4, 0.0f);
+  std::copy(probabilities(run, row) + first, probabilities(run, row) + end, line + (first - from));
+  weigh(run, row, line, nullptr, end - from, run.slice.w + size_t(row) * run.dims.weights(), fine, run.slice.weights);
+  float total = 0;
+  for (uint32_t t = first - from; t < end - from; t++) total += line[t];
+  run.slice.weights->total[row] = total;
+}
+
+// The scales of a group multiply errors as they multiply codes.
+Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t first, uint32_t end) {
+  Slice &slice = run.slice;
+  Share share{0, 0};
+  std::copy_n(slice.zero, layout.dim, slice.middle);
+  for (const Region &region : layout.regions) {
+    const uint16_t *channel = region.upper ? boosted_channels(layout, params) : nullptr;
+    const float factor = region.upper ? 4.0f : 1.0f, from_zero = factor * (float(region.levels - 1) / 2 - float(bias_of(run, region)));
+    float scales = 0;
+    for (uint32_t i = 0; i < region.count; i++) {
+      const uint32_t slot = channel ? channel[i] : region.first + i;
+      slice.middle[slot] += slice.scale[slot] * from_zero;
+      scales += slice.scale[slot] * slice.scale[slot];
+    }
+    share.usual += region.spread.usual * factor * factor * scales;
+    share.most += region.spread.most * factor * factor * scales;
+  }
+  const float values = share.usual + squares(run, slice.middle, layout.dim);
+  const float zeros = kZeroShare * squares(run, slice.zero, layout.dim);
   for (uint32_t r = 0; r < run.rows; r++) {
-    std::fill_n(line, 4, 0.0f);
-    std::copy(probabilities(run, r) + first, probabilities(run, r) + end, line + (first - from));
-    weigh_row(run, layout, r, line, nullptr, false, end - from, run.slice.weights);
-    float total = 0;
-    for (uint32_t t = first - from; t < end - from; t++) total += line[t];
-    run.slice.weights->total[r] = total;
+    const float total = slice.weights->total[r];
+    slice.doubt[r].sum += power(run, r, nullptr, first, end) * values + zeros * total * total;
+  }
+  return share;
+}
+
+// Scales of slots multiply what a group's tokens collected.
+void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, uint32_t first, uint32_t end,
+               const Plane &plane) {
+  for (const Region &region : layout.regions) {
+    Dot dot = value_dot(run, domain, region, first / 4 * 4, end);
+    if (region.upper) {
+      add_upper(run, domain, layout, region, params, plane, dot);
+      continue;
+    }
+    dot.lane_scale = run.slice.scale + region.first;
+    dot.lane_offset = run.slice.zero + region.first;
+    dot.offset = run.slice.weights->total;
+    dot_region(run, region, *run.slice.weights, plane, 0, dot);
   }
 }
 
-// Scales and zeros of slots multiply what a group's tokens collected.
 void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
   Slice &slice = run.slice;
   decode_value_codes(run, layout, tile);
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     const uint8_t *params = tile.v_params + group * layout.group_stride;
     load_slot_params(run, layout, params);
-    weigh_group(run, layout, first, end);
+    for (uint32_t r = 0; r < run.rows; r++) weigh_tokens(run, r, first, end, nullptr);
+    const Share share = doubt_group(run, layout, params, first, end);
     add_zeros(run, domain, layout, *slice.weights);
-    for (const Region &region : layout.regions) {
-      Dot dot = value_dot(run, domain, region, first / 4 * 4, end);
-      if (region.upper) {
-        add_upper(run, domain, layout, region, params, dot);
-        continue;
-      }
-      dot.lane_scale = slice.scale + region.first;
-      dot.lane_offset = slice.zero + region.first;
-      dot.offset = slice.weights->total;
-      dot_region(run, region, *slice.weights, slice.fine, 0, dot);
+    add_group(run, domain, layout, params, first, end, {});
+    for (uint32_t r = 0; r < run.rows; r++) {
+      if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
+      weigh_tokens(run, r, first, end, slice.fine);
+      add_group(run, domain, layout, params, first, end, {slice.fine, r});
     }
   });
+}
+
+// Values that were not quantized here carry the errors of their logits only.
+void doubt_values(const Run &run, uint32_t token, float power) {
+  for (uint32_t r = 0; r < run.rows; r++) {
+    const float p = probabilities(run, r)[token];
+    run.slice.doubt[r].sum += p * p * power * run.slice.doubtful[size_t(r) * kLogitStride + token];
+  }
 }
 
 void add_decoded(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_value_codes(run, layout, tile);
   decode_values(run, domain.format->v[run.head], layout, tile.v_params, tile);
+  for (uint32_t t = tile.first; run.slice.has_doubt && t < tile.end; t++)
+    doubt_values(run, t, squares(run, run.slice.values + size_t(t) * layout.dim, layout.dim));
   Dot dot{};
   dot.x = run.slice.values + size_t(tile.first) * layout.dim;
   dot.stride = size_t(4) * layout.dim;
@@ -147,6 +227,10 @@ void add_decoded(const Run &run, Domain &domain, const TensorLayout &layout, con
 }  // namespace
 
 void add_raw_values(const Run &run, uint32_t dim, float *out, const Tile &tile) {
+  for (uint32_t t = tile.first; run.slice.has_doubt && t < tile.end; t++) {
+    run.kernels.halves_to_floats(reinterpret_cast<const uint16_t *>(tile.v) + size_t(t) * dim, dim, 1.0f, run.slice.values);
+    doubt_values(run, t, squares(run, run.slice.values, dim));
+  }
   Dot dot{};
   dot.x = tile.v + size_t(2) * dim * tile.first;
   dot.stride = size_t(2) * dim;

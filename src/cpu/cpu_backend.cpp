@@ -66,7 +66,7 @@ struct Work {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), pool_(memory, n_threads) {}
+  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), loops_(select_loops()), pool_(memory, n_threads) {}
 
   uint32_t raw_page_tokens() const override { return kRawTokens; }
   size_t raw_page_bytes(const LayerShape &shape) const override {
@@ -87,17 +87,17 @@ class CpuBackend final : public Backend {
 
   Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                     uint64_t *saturated) override {
-    return store_raw_rows(shape, k, v, first, rows, saturated);
+    return store_raw_rows(loops_, shape, k, v, first, rows, saturated);
   }
   Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                     uint64_t *saturated) override {
-    return cpu::check_rows(x, first, count, heads, dim, name, saturated);
+    return cpu::check_rows(loops_, x, first, count, heads, dim, name, saturated);
   }
   void copy_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count) override {
     copy_raw_rows(shape, from, from_row, to, to_row, count);
   }
   void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) override {
-    load_raw_rows(shape, rows, head, tensor, out);
+    load_raw_rows(loops_, shape, rows, head, tensor, out);
   }
 
   void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
@@ -117,60 +117,101 @@ class CpuBackend final : public Backend {
   Status attend(const AttendCall &call, Workspace *workspace) override;
 
  private:
+  void add_queries(const LayerShape &shape, const kvq_tensor &q, uint64_t first, uint64_t tokens, uint32_t head, uint16_t *halves,
+                   HeadStatistics *sums);
   Status check_queries(const AttendCall &call, const AttendSequence &sequence);
 
   Memory *memory_;
   const Kernels &kernels_;
+  const Loops &loops_;
   const Tables tables_;
   Pool pool_;
 };
 
 void CpuBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                                 LayerStatistics *statistics) {
-  const HeadShape keys = shape.head(KVQ_TENSOR_K);
-  const uint32_t ratio = shape.q_heads / shape.kv_heads;
   uint64_t tokens = 0;
   for (const PageRows &rows : kv) tokens += rows.count;
-  Vector<uint16_t> halves(size_t(kRawTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
+  Vector<uint16_t> halves(size_t(kSumTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
   for (uint32_t head = 0; head < shape.kv_heads; head++) {
     HeadStatistics &sums = statistics->heads[head];
     for (const PageRows &rows : kv) {
       load_rows(shape, rows, head, KVQ_TENSOR_K, halves.data());
-      add_key_statistics(keys, halves.data(), shape.dim_k, rows.count, &sums);
+      add_key_statistics(shape.head(KVQ_TENSOR_K), halves.data(), shape.dim_k, rows.count, &sums, loops_);
       load_rows(shape, rows, head, KVQ_TENSOR_V, halves.data());
-      add_value_statistics(halves.data(), shape.dim_v, rows.count, &sums);
+      add_value_statistics(halves.data(), shape.dim_v, rows.count, &sums, loops_);
     }
-    for (uint64_t t = 0; q && t < tokens; t++)
-      for (uint32_t i = 0; i < ratio; i++) {
-        uint64_t ignored = 0;
-        enter_row(tensor_row(*q, q_first + t, head * ratio + i, shape.q_heads, shape.dim_k), q->dtype, shape.dim_k, halves.data(),
-                  &ignored);
-        add_query_statistics(keys, halves.data(), shape.dim_k, 1, &sums);
-      }
+    const uint32_t ratio = shape.q_heads / shape.kv_heads;
+    for (uint32_t i = 0; q && i < ratio; i++) add_queries(shape, *q, q_first, tokens, head * ratio + i, halves.data(), &sums);
   }
 }
 
-// Rows of `from`, one head and tensor at a time, as long as runs of `to` take them.
+// Rows of one query head, by way of `halves` [kSumTokens][dim_k].  Squares do not care for the sign of a zero, so fp16 is read in place.
+void CpuBackend::add_queries(const LayerShape &shape, const kvq_tensor &q, uint64_t first, uint64_t tokens, uint32_t head,
+                             uint16_t *halves, HeadStatistics *sums) {
+  const uint32_t dim = shape.dim_k;
+  const uint16_t *data = static_cast<const uint16_t *>(tensor_row(q, first, head, shape.q_heads, dim));
+  if (q.dtype == KVQ_DTYPE_F16 && reinterpret_cast<uintptr_t>(data) % alignof(uint16_t) == 0) {
+    const size_t stride = q.token_stride ? size_t(q.token_stride) : size_t(shape.q_heads) * dim;
+    return add_query_statistics(shape.head(KVQ_TENSOR_K), data, stride, tokens, sums, loops_);
+  }
+  for (uint64_t t = 0; t < tokens; t += kSumTokens) {
+    const uint32_t count = uint32_t(std::min<uint64_t>(kSumTokens, tokens - t));
+    uint64_t ignored = 0;
+    for (uint32_t i = 0; i < count; i++)
+      enter_row(tensor_row(q, first + t + i, head, shape.q_heads, dim), q.dtype, dim, halves + size_t(i) * dim, &ignored, loops_);
+    add_query_statistics(shape.head(KVQ_TENSOR_K), halves, dim, count, sums, loops_);
+  }
+}
+
+// Raw rows of one head and tensor in their order, a few at a time.
+class RowReader {
+ public:
+  RowReader(const Loops &loops, const LayerShape &shape, std::span<const PageRows> from, uint32_t head, uint32_t tensor, uint16_t *page)
+      : loops_(loops), shape_(shape), from_(from), head_(head), tensor_(tensor), dim_(tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v), page_(page) {}
+
+  void read(uint32_t count, uint16_t *out) {
+    while (count > 0) {
+      const PageRows &rows = from_[source_];
+      const uint32_t n = std::min(count, rows.count - taken_);
+      copy(rows.page, rows.first + taken_, n, out);
+      out += size_t(n) * dim_, count -= n, taken_ += n;
+      if (taken_ == rows.count) source_++, taken_ = 0;
+    }
+  }
+
+ private:
+  // Scattered tokens: a page is loaded once for all that it has of them.
+  void copy(void *page, uint32_t first, uint32_t count, uint16_t *out) {
+    if (count >= kRawTokens / 4) return load_raw_rows(loops_, shape_, {page, first, count}, head_, tensor_, out);
+    if (loaded_ != page) load_raw_rows(loops_, shape_, {page, 0, kRawTokens}, head_, tensor_, page_);
+    loaded_ = page;
+    std::memcpy(out, page_ + size_t(first) * dim_, size_t(2) * count * dim_);
+  }
+
+  const Loops &loops_;
+  const LayerShape &shape_;
+  const std::span<const PageRows> from_;
+  const uint32_t head_, tensor_, dim_;
+  uint16_t *const page_;  // [kRawTokens][dim]
+  const void *loaded_ = nullptr;
+  size_t source_ = 0;
+  uint32_t taken_ = 0;    // of from[source]
+};
+
 void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from,
                       std::span<const PageRows> to) {
   const CpuPageFormat &format = static_cast<const CpuPageFormat &>(page_format);
-  Vector<uint16_t> halves(memory_);
+  Vector<uint16_t> halves(memory_), page(size_t(kRawTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
   Block block(memory_);
   for (uint32_t head = 0; head < shape.kv_heads; head++)
     for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
       const HeadFormat &head_format = format.head_format(head, tensor);
       const uint32_t dim = head_format.shape.dim;
-      size_t source = 0;
-      uint32_t taken = 0;  // of from[source]
+      RowReader rows(loops_, shape, from, head, tensor, page.data());
       for (const PageRows &target : to) {
         halves.resize(size_t(target.count) * dim);
-        for (uint32_t row = 0; row < target.count;) {
-          const uint32_t n = std::min(target.count - row, from[source].count - taken);
-          load_rows(shape, {from[source].page, from[source].first + taken, n}, head, tensor, halves.data() + size_t(row) * dim);
-          row += n;
-          taken += n;
-          if (taken == from[source].count) source++, taken = 0;
-        }
+        rows.read(target.count, halves.data());
         encode(head_format, halves.data(), dim, target.count, &block);
         write_rows(format, target.page, head, tensor, target.first, block);
       }

@@ -52,7 +52,7 @@ void load_token_scalars(const Run &run, const TensorLayout &layout, const Region
   load_token_params(run, layout, params, param, tile, region.scale, scale);
   if (region.table) return;
   load_token_params(run, layout, params, param + 1, tile, 1.0f, zero);
-  for (uint32_t t = tile.from; t < tile.end; t++) zero[t] += float(region.bias) * scale[t];
+  for (uint32_t t = tile.from; t < tile.end; t++) zero[t] += float(bias_of(run, region)) * scale[t];
 }
 
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
@@ -60,7 +60,7 @@ void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t 
   load_params(run, layout, params + size_t(layout.dim) * layout.param_bytes, layout.dim, 1.0f, run.slice.zero);
   for (const Region &region : layout.regions) {
     const uint16_t *channel = region.upper ? boosted_channels(layout, params) : nullptr;
-    const float bias = float(region.upper ? 4 * region.bias : region.bias);
+    const float bias = float(bias_of(run, region) * (region.upper ? 4 : 1));
     for (uint32_t i = 0; i < region.count; i++) {
       const uint32_t slot = channel ? channel[i] : region.first + i;
       run.slice.zero[slot] += bias * run.slice.scale[slot];
@@ -91,50 +91,55 @@ void line_up(const TensorLayout &layout, const uint8_t *params, const float *slo
   }
 }
 
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, bool always,
-           RowWeights *weights) {
-  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum[row], 0.0f, always, false};
+void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights) {
+  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum, 0.0f, 0.0f};
   run.kernels.quantize(&quantize);
   weights->scale[row] = quantize.scale;
-  weights->refined[row] = quantize.refined;
+  weights->error[row] = quantize.error;
 }
 
-void dot_weighted(const Run &run, const RowWeights &weights, const int16_t *fine, float factor, Dot dot) {
+float squares(const Run &run, const float *x, uint32_t n) {
+  float sum = n >= 16 ? run.kernels.dot_product(x, x, n / 16 * 16) : 0.0f;
+  for (uint32_t i = n / 16 * 16; i < n; i++) sum += x[i] * x[i];
+  return sum;
+}
+
+float largest(const Run &run, const float *x, uint32_t n) {
+  float most = n >= 16 ? run.kernels.maximum(x, n / 16 * 16) : 0.0f;
+  for (uint32_t i = n / 16 * 16; i < n; i++) most = std::max(most, x[i]);
+  return most;
+}
+
+void dot_weighted(const Run &run, const RowWeights &weights, const Plane &plane, float factor, Dot dot) {
   float scale[kRows];
-  for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
-  dot.rows = run.rows;
-  dot.prefetch = &run.slice.prefetch;
+  const uint32_t first = plane.fine ? plane.row : 0;
+  dot.rows = plane.fine ? 1 : run.rows;
+  for (uint32_t r = 0; r < dot.rows; r++) scale[r] = weights.scale[first + r] * factor;
   dot.scale = scale;
   dot.sum = weights.sum[0];
   dot.sum_stride = RowWeights::kSpans;
-  run.kernels.dot_codes(dot);
-  dot.offset = nullptr;
-  dot.add = true;
-  for (uint32_t r = 0; r < run.rows; r++) scale[r] /= 32768.0f;
-  const Dot all = dot;
-  for (uint32_t r = 0; r < run.rows; r += dot.rows) {
-    dot.rows = 1;
-    if (!weights.refined[r]) continue;
-    while (r + dot.rows < run.rows && weights.refined[r + dot.rows]) dot.rows++;
-    dot.w = fine + r * all.w_stride;
-    dot.scale = scale + r;
-    dot.sum = weights.fine_sum[r];
-    dot.out = all.out + r * all.out_stride;
-    run.kernels.dot_codes(dot);
+  dot.prefetch = &run.slice.prefetch;
+  dot.out += first * dot.out_stride;
+  if (plane.fine) {
+    scale[0] /= 32768.0f;
+    dot.w = plane.fine;
+    dot.sum = weights.fine_sum;
+    dot.offset = nullptr;
+    dot.add = true;
   }
+  run.kernels.dot_codes(dot);
 }
 
-void dot_region(const Run &run, const Region &region, const RowWeights &weights, const int16_t *fine, size_t array, Dot dot) {
-  if (!region.table || !region.table->wide) {
-    dot.bias = region.bias;
-    return dot_weighted(run, weights, fine, 1.0f, dot);
-  }
-  dot_weighted(run, weights, fine, 1.0f, dot);
+void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot dot) {
+  const bool wide = region.table && region.table->wide;
+  dot.bias = wide ? 0 : bias_of(run, region);
+  dot_weighted(run, weights, plane, 1.0f, dot);
+  if (!wide) return;
   dot.x = static_cast<const uint8_t *>(dot.x) + array;
-  dot.bias = region.bias;
+  dot.bias = bias_of(run, region);
   dot.add = true;
   dot.offset = nullptr;
-  dot_weighted(run, weights, fine, 256.0f, dot);
+  dot_weighted(run, weights, plane, 256.0f, dot);
 }
 
 // ---- decoded values

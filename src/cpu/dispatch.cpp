@@ -1,4 +1,10 @@
 // Which table of kernels runs here.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -9,6 +15,10 @@ namespace {
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avxvnni() {  // CPUID leaf 7, subleaf 1; older compilers have no name for it
+  unsigned a = 0, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
@@ -16,14 +26,24 @@ bool has_avx512() {
 }
 #else
 bool has_avx2() { return false; }
+bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
+#endif
+#if defined(__aarch64__)
+bool has_neon() {
+  constexpr unsigned long kNeeded = HWCAP_ASIMDHP | HWCAP_ASIMDDP;
+  return (getauxval(AT_HWCAP) & kNeeded) == kNeeded;
+}
+#else
+bool has_neon() { return false; }
 #endif
 
 }  // namespace
 
 const Kernels &select_kernels() {
   // Best first.
-  const Kernels *const tables[] = {has_avx512() ? kernels_avx512 : nullptr, has_avx2() ? kernels_avx2 : nullptr, &kernels_portable};
+  const Kernels *const tables[] = {has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr,
+                                   has_avx2() ? kernels_avx2 : nullptr, has_neon() ? kernels_neon : nullptr, &kernels_portable};
   if (const char *wanted = std::getenv("KVQ_CPU"))
     for (const Kernels *table : tables)
       if (table && std::strcmp(table->name, wanted) == 0) return *table;

@@ -74,7 +74,7 @@ void weigh_segments(const Run &run, const TensorLayout &layout, Domain *domain) 
     for (uint32_t r = 0; r < run.rows; r++) {
       const float *query = domain->query + size_t(r) * run.dims.query() + segment.first;
       const size_t at = size_t(r) * run.dims.weights() + place;
-      weigh(run, r, query, nullptr, segment.count, domain->w + at, domain->fine + at, false, &weights);
+      weigh(run, r, query, nullptr, segment.count, domain->w + at, run.precise ? domain->fine + place : nullptr, &weights);
       weights.total[r] = 0;
       for (uint32_t c = 0; c < segment.count; c++) weights.total[r] += query[c];
     }

@@ -45,20 +45,19 @@ struct Packing {
   uint32_t units, vectors;
 };
 
-// Cache lines that are fetched beside other work, a few with every step of it.
+// Cache lines that are fetched beside other work: one with every step over codes, two with every step over floats.
 struct Prefetch {
   const uint8_t *at, *end;
-  uint32_t step;  // lines
 };
 
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
-// Null pointers stand for 1; offset null for 0.  dot_codes: x holds one byte per element in words of four (i = 4 * quad + k is byte
+// Null pointers stand for 1; offset null for 0.  dot_codes: w is what quantize() made (every table its own way), x holds one byte per element in words of four (i = 4 * quad + k is byte
 // {0, 2, 1, 3}[k]), minus `bias`; depth counts quads.  Keys: i is a slot and a lane a token; values: i a token, a lane a slot.
 struct Dot {
   const void *x;
   size_t stride;           // bytes between quads (codes) or between i
   uint32_t depth, lanes, rows;
-  const void *w;           // int16 (codes) or float
+  const void *w;           // int16_t (codes) or float
   size_t w_stride;         // elements between rows
   const float *scale;      // [rows]
   const int32_t *sum;      // codes: [rows][sum_stride] sums of kSumSpan weights each
@@ -72,22 +71,18 @@ struct Dot {
   Prefetch *prefetch;      // or null
 };
 
-// x[i] * s[i] as 16-bit integers times one scale.  Equal weights have equal rounding errors, so n of them may be off by n / 2 steps
-// together; where the largest weight is so large that this could be seen in the result, the remainders are made, too.
+// x[i] * s[i] as 16-bit integers times one scale.
 struct Quantize {
   const float *x, *s;  // s may be null
   uint32_t n;
-  int16_t *w;          // up to the next multiple of 4: zeros
-  int16_t *fine;       // null, or the remainder in steps of scale / 32768; written, and its sums, where `refined` is true
+  int16_t *w;          // four at a time, in an order of the table's own; up to the next multiple of 4: zeros
+  int16_t *fine;       // null, or the same of what rounding left, in steps of scale / 32768
   int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
-  float scale;         // out
-  bool always;         // with fine: refine; otherwise only where the largest value is beyond 16 times the mean of the others
-  bool refined;        // out
+  float scale, error;  // out; error: the sum of x[i] * s[i] - w[i] * scale
 };
 
 struct Kernels {
   const char *name;
-  uint32_t rows, lanes;  // of the results that a step of dot_codes, and of the others, adds to
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
@@ -98,8 +93,9 @@ struct Kernels {
   // n is rounded up to a multiple of 16 in all of these.
   void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
-  float (*sum)(const float *x, uint32_t n);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
+  void (*moments)(const float *x, uint32_t n, float *sum, float *squares);
+  float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
   float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
   void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)
   // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i), exactly n of them
@@ -115,9 +111,10 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
-extern const Kernels *const kernels_avx2, *const kernels_avx512;
+extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_neon;
 
-// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avx512) if it runs here.
+// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avxvnni, avx512, neon) if it
+// runs here.
 const Kernels &select_kernels();
 
 }  // namespace kvq::cpu

@@ -198,9 +198,11 @@ void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *shared
 // ---------------------------------------------------------------------------------------------------- dot products
 
 // The next lines, to the second level: the first has few buffers for lines that are on their way.  `lines` is a copy in registers.
+template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
   if (lines->at >= lines->end) return;
-  for (uint32_t i = 0; i < lines->step; i++, lines->at += 64) __builtin_prefetch(lines->at, 0, 2);
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 2);
+  lines->at += LINES * 64;
 }
 
 // The first n of kLanes floats, and zeros.
@@ -231,41 +233,34 @@ template <uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, uint32_t end) {
   const int16_t *w = (const int16_t *)dot.w + row * dot.w_stride;
   const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride + lane * 4;
-  VInt sum[ROWS][VECTORS];
+  Sums sums[ROWS][VECTORS];
   for (uint32_t r = 0; r < ROWS; r++)
-    for (uint32_t v = 0; v < VECTORS; v++) sum[r][v] = all_int(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
+    for (uint32_t v = 0; v < VECTORS; v++)
+      sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t q = first; q < end; q++, x += dot.stride) {
-    fetch(&lines);
-    VInt even[VECTORS], odd[VECTORS];
+    fetch<1>(&lines);
+    Words words[VECTORS];
 #pragma GCC unroll 4
-    for (uint32_t v = 0; v < VECTORS; v++) {
-      const VShort word = load<VShort>(x + v * KVQ_VECTOR_BYTES);
-      even[v] = (VInt)(word & (uint16_t)0xff);
-      odd[v] = (VInt)(word >> 8);
-    }
+    for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < ROWS; r++) {
-      const int16_t *pairs = w + r * dot.w_stride + q * 4;
-      const VInt first_pair = all_pairs(pairs), second_pair = all_pairs(pairs + 2);
+      const int16_t *four = w + r * dot.w_stride + q * 4;
+      const VInt first_pair = all_pairs(four), second_pair = all_pairs(four + 2);
 #pragma GCC unroll 4
-      for (uint32_t v = 0; v < VECTORS; v++) {
-        sum[r][v] = multiply_pairs(sum[r][v], even[v], first_pair);
-        sum[r][v] = multiply_pairs(sum[r][v], odd[v], second_pair);
-      }
+      for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
     }
   }
   if (dot.prefetch) *dot.prefetch = lines;
   for (uint32_t r = 0; r < ROWS; r++)
     for (uint32_t v = 0; v < VECTORS; v++)
-      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(sum[r][v]));
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(total(sums[r][v])));
 }
-
-constexpr uint32_t kWide = KVQ_VECTOR_BYTES == 64 ? 4 : 2;  // vectors of lanes in a block of four rows: what the registers hold
 
 template <uint32_t ROWS>
 KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uint32_t end) {
+  constexpr uint32_t kWide = kWordVectors;
   uint32_t lane = 0;
   for (; lane + (kWide - 1) * kLanes < dot.lanes; lane += kWide * kLanes) dot_codes_block<ROWS, kWide>(dot, row, lane, first, end);
   if (kWide > 2 && lane + kLanes < dot.lanes) dot_codes_block<ROWS, 2>(dot, row, lane, first, end), lane += 2 * kLanes;
@@ -314,7 +309,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
-    fetch(&lines);
+    fetch<2>(&lines);
     VFloat value[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);
@@ -330,6 +325,8 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
     for (uint32_t v = 0; v < VECTORS; v++)
       if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v]);
 }
+
+constexpr uint32_t kWide = KVQ_VECTOR_BYTES == 64 ? 4 : 2;  // vectors of lanes in a block of four rows: what the registers hold
 
 template <class X, uint32_t ROWS>
 KVQ_INLINE void dot_rows(const Dot &dot, uint32_t row) {
@@ -358,43 +355,40 @@ void dot_values(const Dot &dot) {
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
 constexpr int32_t kRoundBits = 0x4b400000;
 
-// w = rne(x * inverse), and the sums of spans.  w is padded to a multiple of 4.
-KVQ_INLINE void round_row(const float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+// w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector, and so is w.  What remains of x * inverse
+// takes its place, and its sum is returned.
+KVQ_INLINE float round_row(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+  VFloat remains = {};
   for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
     const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
-    int32_t total = 0;
-    for (uint32_t i = first; i < end; i++) {
-      const float rounded = x[i] * inverse + kRound;
-      int32_t bits;
-      __builtin_memcpy(&bits, &rounded, 4);
-      total += bits - kRoundBits;
-      w[i] = (int16_t)bits;
+    VInt total = {};
+    for (uint32_t i = first; i < end; i += kLanes) {
+      const VFloat wanted = load<VFloat>(x + i) * inverse, shifted = wanted + kRound, left = wanted - (shifted - kRound);
+      const VInt rounded = (VInt)shifted - kRoundBits;
+      store_weights(w + i, rounded);
+      store(x + i, left);
+      total += rounded;
+      remains += left;
     }
-    *sum = total;
+    *sum = sum_lanes(total);
   }
-  for (uint32_t i = n; i % 4; i++) w[i] = 0;
+  return sum_lanes(remains);
 }
 
 void quantize(Quantize *q) {
-  constexpr float kMost = 32767.0f;
   constexpr uint32_t kMaxWeights = 2560;
   float x[kMaxWeights];
-  VFloat most = {}, total = {};
+  VFloat most = {};
   for (uint32_t i = 0; i < q->n; i += kLanes) {
     VFloat v = load_some(q->x + i, q->n - i);
     if (q->s) v *= load_some(q->s + i, q->n - i);
     store(x + i, v);
     most = greater(most, magnitude(v));
-    total += magnitude(v);
   }
-  const float largest = max_lanes(most), inverse = largest > 1e-30f ? kMost / largest : 0.0f;
-  const float step = largest / kMost;
-  q->scale = step;
-  round_row(x, q->n, inverse, q->w, q->sum);
-  q->refined = q->fine && (q->always || largest * float(q->n - 1) > 16.0f * (sum_lanes(total) - largest));
-  if (!q->refined) return;
-  for (uint32_t i = 0; i < q->n; i++) x[i] -= float(q->w[i]) * step;
-  round_row(x, q->n, inverse * 32768.0f, q->fine, q->fine_sum);
+  const float largest = max_lanes(most), inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
+  q->scale = largest / kMostWeight;
+  q->error = round_row(x, q->n, inverse, q->w, q->sum) * q->scale;
+  if (q->fine) round_row(x, q->n, 32768.0f, q->fine, q->fine_sum);
 }
 
 void enter_floats(const float *x, uint32_t n, float scale, float *out) {
@@ -461,9 +455,23 @@ float maximum(const float *x, uint32_t n) {
   return max_lanes(most);
 }
 
-float sum(const float *x, uint32_t n) {
+void moments(const float *x, uint32_t n, float *sum, float *squares) {
+  VFloat first = {}, second = {};
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = load<VFloat>(x + i);
+    first += v;
+    second += v * v;
+  }
+  *sum = sum_lanes(first);
+  *squares = sum_lanes(second);
+}
+
+float power(const float *x, const float *y, const float *factor, uint32_t n) {
   VFloat total = {};
-  for (uint32_t i = 0; i < n; i += kLanes) total += load<VFloat>(x + i);
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = y ? load<VFloat>(x + i) * load<VFloat>(y + i) : load<VFloat>(x + i);
+    total += v * v * load<VFloat>(factor + i);
+  }
   return sum_lanes(total);
 }
 
@@ -549,8 +557,6 @@ void polar(float *radius, float *angle, uint32_t n) {
 
 constexpr Kernels kTable = {
     .name = KVQ_KERNELS_NAME,
-    .rows = 4,
-    .lanes = kWide * kLanes,
     .unpack = unpack,
     .dot_codes = dot_codes,
     .dot_halves = dot_values<Halves>,
@@ -558,8 +564,9 @@ constexpr Kernels kTable = {
     .quantize = quantize,
     .halves_to_floats = halves_to_floats,
     .maximum = maximum,
-    .sum = sum,
     .dot_product = dot_product,
+    .moments = moments,
+    .power = power,
     .exponentials = exponentials,
     .softcap = softcap,
     .expand = expand,

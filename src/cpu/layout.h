@@ -58,6 +58,12 @@ struct Tables {
   float e4m3[256], e5m3[256];  // parameters of one byte
 };
 
+// Mean square of a level, or of a code's distance from the middle one: as rows usually are, and if all codes are as frequent; and the
+// largest square of what multiplies weights (doubt.h).
+struct Spread {
+  float usual, even, most;
+};
+
 struct Region {
   uint32_t first, count, levels;  // slots; count of a kitty's upper region: boosted channels
   bool upper;                     // kitty: codes >> 2 of the boosted channels
@@ -68,6 +74,7 @@ struct Region {
   const CodeTable *table;         // nullptr: the code itself
   float scale;                    // of the book: multiplies h
   int32_t bias;                   // what is taken from a byte: small factors keep the rounding of their weights small
+  Spread spread;
 };
 
 // Slots whose codes share their scalars in one token.  (Columns: none; every slot has its own.)

@@ -9,55 +9,78 @@ namespace {
 
 // ---- lines to planes
 
+// Digits as a field of a scheme of several: ceil(number * 2^bits / base^digits).
+struct FieldTable {
+  uint8_t field[256];
+};
+constexpr uint32_t power(uint32_t base, uint32_t exponent) { return exponent ? base * power(base, exponent - 1) : 1; }
+constexpr uint32_t field_bits(uint32_t scheme, uint32_t digits) {
+  return digits == kSchemeTable[scheme].digits ? kSchemeTable[scheme].bits : kShortBits[scheme][digits];
+}
+struct FieldTables {
+  FieldTable of[kSchemes - kBase3][6];  // [scheme][digits]
+};
+constexpr FieldTables make_field_tables() {
+  FieldTables tables{};
+  for (uint32_t scheme = kBase3; scheme < kSchemes; scheme++)
+    for (uint32_t digits = 1; digits <= kSchemeTable[scheme].digits; digits++) {
+      const uint32_t whole = power(kSchemeTable[scheme].base, digits);
+      for (uint32_t number = 0; number < whole; number++)
+        tables.of[scheme - kBase3][digits].field[number] = uint8_t(((number << field_bits(scheme, digits)) + whole - 1) / whole);
+    }
+  return tables;
+}
+constexpr FieldTables kFieldTables = make_field_tables();
+
 // The 64 fields of one field number: byte i holds the digits of byte i of its vectors.
-void make_fields(const Scheme &scheme, const uint8_t *line, uint32_t digits, uint32_t bits, uint8_t *fields) {
-  uint32_t whole = 1;
-  for (uint32_t d = 0; d < digits; d++) whole *= scheme.base;
-  for (uint32_t i = 0; i < 64; i++) {
-    uint32_t number = 0;
-    for (uint32_t d = 0; d < digits; d++) number = number * scheme.base + line[d * 64 + i];
-    fields[i] = uint8_t(scheme.digits == 1 ? number : ((number << bits) + whole - 1) / whole);
+const uint8_t *make_fields(SchemeId id, const uint8_t *line, uint32_t digits, uint8_t *fields) {
+  const Scheme &scheme = kSchemeTable[id];
+  if (scheme.digits == 1) return line;
+  const uint8_t *table = kFieldTables.of[id - kBase3][digits].field;
+  uint8_t number[64];
+  std::memcpy(number, line, 64);
+  for (uint32_t d = 1; d < digits; d++) {
+    uint8_t times[64] = {};  // the base, by sums: there are no products of bytes
+    for (uint32_t b = 0; b < scheme.base; b++)
+      for (uint32_t i = 0; i < 64; i++) times[i] = uint8_t(times[i] + number[i]);
+    for (uint32_t i = 0; i < 64; i++) number[i] = uint8_t(times[i] + line[d * 64 + i]);
   }
+  for (uint32_t i = 0; i < 64; i++) fields[i] = table[number[i]];
+  return fields;
 }
 
 // Bits [0, bits) of the fields to bits [bit, bit + bits) of planes: bit b is bit b mod 8 of plane b / 8.
-void store_bits(const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) {
+void store_bits(const Loops &loops, const uint8_t *fields, uint32_t bits, uint32_t bit, uint8_t *planes) {
   for (uint32_t b = 0; b < bits;) {
-    const uint32_t shift = (bit + b) % 8, n = std::min(8 - shift, bits - b), mask = (1u << n) - 1;
-    uint8_t *plane = planes + (bit + b) / 8 * 64;
-    for (uint32_t i = 0; i < 64; i++) plane[i] = uint8_t((plane[i] & ~(mask << shift)) | (fields[i] >> b & mask) << shift);
+    const uint32_t shift = (bit + b) % 8, n = std::min(8 - shift, bits - b);
+    loops.put_bits(fields, b, n, shift, planes + (bit + b) / 8 * 64);
     b += n;
   }
 }
 
 // Field `index` of a unit.
-void store_in_unit(const Scheme &scheme, const uint8_t *fields, uint32_t index, uint8_t *planes) {
+void store_in_unit(const Loops &loops, const Scheme &scheme, const uint8_t *fields, uint32_t index, uint8_t *planes) {
   const uint32_t direct = scheme.planes * scheme.direct;
   if (index < direct)
-    return store_bits(fields, scheme.bits, index / scheme.direct * 8 + index % scheme.direct * scheme.bits, planes);
+    return store_bits(loops, fields, scheme.bits, index / scheme.direct * 8 + index % scheme.direct * scheme.bits, planes);
   for (uint32_t b = 0; b < scheme.bits; b++) {
     const uint32_t spare = (index - direct) * scheme.bits + b;
-    uint8_t bits[64];
-    for (uint32_t i = 0; i < 64; i++) bits[i] = fields[i] >> b;
-    store_bits(bits, 1, spare / scheme.spare * 8 + scheme.direct * scheme.bits + spare % scheme.spare, planes);
+    loops.put_bits(fields, b, 1, scheme.direct * scheme.bits + spare % scheme.spare, planes + spare / scheme.spare * 64);
   }
 }
 
 // `line` is readable, as zeros, for a whole field behind its end.
-void pack_line(const Packing &packing, const uint8_t *line, uint8_t *planes, uint8_t *shared) {
+void pack_line(const Loops &loops, const Packing &packing, const uint8_t *line, uint8_t *planes, uint8_t *shared) {
   const Scheme &scheme = kSchemeTable[packing.scheme];
   uint8_t fields[64];
-  for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits) {
-    make_fields(scheme, line, scheme.digits, scheme.bits, fields);
-    store_in_unit(scheme, fields, f % scheme.fields, planes + f / scheme.fields * scheme.planes * 64);
-  }
+  for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits)
+    store_in_unit(loops, scheme, make_fields(packing.scheme, line, scheme.digits, fields), f % scheme.fields,
+                  planes + f / scheme.fields * scheme.planes * 64);
   uint32_t bit = packing.tail_bit;
   for (uint32_t f = 0; f < packing.tail_fields; f++, line += 64 * scheme.digits) {
-    const bool is_short = f + 1 == packing.tail_fields && packing.last_digits < scheme.digits;
-    const uint32_t digits = is_short ? packing.last_digits : scheme.digits;
-    const uint32_t bits = is_short ? kShortBits[packing.scheme][digits] : scheme.bits;
-    make_fields(scheme, line, digits, bits, fields);
-    store_bits(fields, bits, bit, shared);
+    const uint32_t digits = f + 1 == packing.tail_fields ? packing.last_digits : scheme.digits;
+    const uint32_t bits = field_bits(packing.scheme, digits);
+    store_bits(loops, make_fields(packing.scheme, line, digits, fields), bits, bit, shared);
     bit += bits;
   }
 }
@@ -115,12 +138,13 @@ struct Rows {
   uint8_t *codes;
 };
 
-// f(byte of the line, code) for every code of a region's rows.
+// f(byte of the line, code) for every code of a region's rows; of keys, from slot `begin` on.
 template <class F>
-void for_codes(const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line, F &&f) {
+void for_codes(const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line,
+               uint32_t begin, F &&f) {
   uint8_t *codes = block.codes + size_t(rows.row) * layout.dim + region.first;
   if (layout.keys) {
-    for (uint32_t slot = 0; slot < region.count; slot++) {
+    for (uint32_t slot = begin; slot < region.count; slot++) {
       const Place place = key_place(layout, region, slot);
       uint8_t *at = line + place.first + rows.token * place.step;
       for (uint32_t i = 0; i < rows.count; i++) f(at[i * place.step], codes[size_t(i) * layout.dim + slot]);
@@ -149,7 +173,24 @@ void for_upper_codes(const TensorLayout &layout, const Region &region, const Til
   }
 }
 
-void write_codes(const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
+void write_region(const Loops &loops, const TensorLayout &layout, const Region &region, const TileRows &rows, const Rows &block, uint8_t *line) {
+  const auto put = [](uint8_t &byte, uint8_t code) { byte = code; };
+  const uint8_t *codes = block.codes + size_t(rows.row) * layout.dim + region.first;
+  if (layout.keys) {
+    loops.key_words(codes, layout.dim, rows.count, region.count / 4, line + rows.token * 4, size_t(layout.tile_tokens) * 4);
+    return for_codes(layout, region, rows, block, line, region.count / 4 * 4, put);
+  }
+  for (uint32_t i = 0; i < rows.count;) {
+    const uint32_t token = rows.token + i, n = token % 4 == 0 && rows.count - i >= 4 ? 4 : 1;
+    if (n == 4)
+      loops.value_words(codes + size_t(i) * layout.dim, layout.dim, region.count, line + value_place(region, token));
+    else
+      for_codes(layout, region, {rows.tile, token, 1, rows.row + i}, block, line, 0, put);
+    i += n;
+  }
+}
+
+void write_codes(const Loops &loops, const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
                  std::pmr::memory_resource *memory) {
   Lines lines(memory);
   for_tiles(layout, first, count, [&](const TileRows &rows) {
@@ -159,11 +200,10 @@ void write_codes(const TensorLayout &layout, uint8_t *blob, uint32_t first, uint
       uint8_t *planes = tile + region.offset, *line = lines.open(region, planes, shared, rows.count < layout.tile_tokens);
       if (region.upper)
         for_upper_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code >> 2; });
-      else if (layout.boosted)
-        for_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code & 3; });
       else
-        for_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code; });
-      pack_line(region.packing, line, planes, shared);
+        write_region(loops, layout, region, rows, block, line);
+      for (uint32_t i = 0; layout.boosted && i < region.line; i++) line[i] &= 3;  // kitty's upper bits have a region of their own
+      pack_line(loops, region.packing, line, planes, shared);
     }
   });
 }
@@ -179,7 +219,7 @@ void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first,
       if (region.upper)
         for_upper_codes(layout, region, rows, block, line, [](uint8_t byte, uint8_t &code) { code |= uint8_t(byte << 2); });
       else
-        for_codes(layout, region, rows, block, line, [](uint8_t byte, uint8_t &code) { code = byte; });
+        for_codes(layout, region, rows, block, line, 0, [](uint8_t byte, uint8_t &code) { code = byte; });
     }
   });
 }
@@ -193,20 +233,33 @@ uint16_t load_param(const uint8_t *at, uint32_t bytes) {
 }
 void store_param(uint8_t *at, uint32_t bytes, uint16_t value) { std::memcpy(at, &value, bytes); }
 
-// f(place in the blob, bytes, number in Block::params) for every parameter (or raw value) of rows [first, first + count).
+// Raw values of rows [first, first + count), between a page and [row][dim].
+void write_halves(const Loops &loops, const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const uint16_t *x) {
+  for_tiles(layout, first, count, [&](const TileRows &rows) {
+    uint16_t *tile = reinterpret_cast<uint16_t *>(blob + layout.tile_offset + rows.tile * layout.tile_stride);
+    const uint16_t *from = x + size_t(rows.row) * layout.dim;
+    if (layout.keys)
+      loops.transpose_halves(from, layout.dim, rows.count, layout.dim, tile + rows.token, layout.tile_tokens);
+    else
+      std::memcpy(tile + size_t(rows.token) * layout.dim, from, size_t(2) * rows.count * layout.dim);
+  });
+}
+void read_halves(const Loops &loops, const TensorLayout &layout, const uint8_t *blob, uint32_t first, uint32_t count, uint16_t *x) {
+  for_tiles(layout, first, count, [&](const TileRows &rows) {
+    const uint16_t *tile = reinterpret_cast<const uint16_t *>(blob + layout.tile_offset + rows.tile * layout.tile_stride);
+    uint16_t *to = x + size_t(rows.row) * layout.dim;
+    if (layout.keys)
+      loops.transpose_halves(tile + rows.token, layout.tile_tokens, layout.dim, rows.count, to, layout.dim);
+    else
+      std::memcpy(to, tile + size_t(rows.token) * layout.dim, size_t(2) * rows.count * layout.dim);
+  });
+}
+
+// f(place in the blob, bytes, number in Block::params) for every parameter of rows [first, first + count).
 template <class F>
 void for_params(const HeadFormat &format, const TensorLayout &layout, uint32_t first, uint32_t count, F &&f) {
   const uint32_t bytes = layout.param_bytes, dim = layout.dim;
-  if (layout.family == Family::halves) {
-    for_tiles(layout, first, count, [&](const TileRows &rows) {
-      const size_t tile = layout.tile_offset + rows.tile * layout.tile_stride;
-      for (uint32_t i = 0; i < rows.count; i++)
-        for (uint32_t c = 0; c < dim; c++) {
-          const uint32_t t = rows.token + i;
-          f(tile + 2 * (layout.keys ? size_t(c) * layout.tile_tokens + t : size_t(t) * dim + c), 2, size_t(rows.row + i) * dim + c);
-        }
-    });
-  } else if (layout.group == 0) {
+  if (layout.group == 0) {
     for (uint32_t i = 0; i < count; i++)
       for (uint32_t p = 0; p < format.token_params; p++)
         f(layout.params + (size_t(p) * layout.page_tokens + first + i) * bytes, bytes, size_t(i) * format.token_params + p);
@@ -244,13 +297,16 @@ void read_boosted(const TensorLayout &layout, const uint8_t *blob, uint32_t firs
 }  // namespace
 
 void write_rows(const CpuPageFormat &format, void *page, uint32_t head, uint32_t tensor, uint32_t first, const Block &block) {
+  const HeadFormat &head_format = format.head_format(head, tensor);
+  const Loops &loops = *head_format.loops;
   const TensorLayout &layout = format.layout(head, tensor);
   uint8_t *blob = format.blob(page, head);
-  for_params(format.head_format(head, tensor), layout, first, block.tokens,
+  if (layout.family == Family::halves) return write_halves(loops, layout, blob, first, block.tokens, block.params.data());
+  for_params(head_format, layout, first, block.tokens,
              [&](size_t at, uint32_t bytes, size_t i) { store_param(blob + at, bytes, block.params[i]); });
-  if (format.head_format(head, tensor).codec.kind == Kind::kitty) write_boosted(layout, blob, first, block);
+  if (head_format.codec.kind == Kind::kitty) write_boosted(layout, blob, first, block);
   const Rows rows{block.boosted.data(), const_cast<uint8_t *>(block.codes.data())};
-  write_codes(layout, blob, first, block.tokens, rows, block.codes.get_allocator().resource());
+  write_codes(loops, layout, blob, first, block.tokens, rows, block.codes.get_allocator().resource());
 }
 
 void read_rows(const CpuPageFormat &format, const void *page, uint32_t head, uint32_t tensor, uint32_t first, uint32_t count,
@@ -261,9 +317,9 @@ void read_rows(const CpuPageFormat &format, const void *page, uint32_t head, uin
   const size_t params = block->params.size(), codes = block->codes.size(), positions = block->boosted.size();
   block->tokens += count;
   block->params.resize(params + block_params(head_format, count));
+  if (layout.family == Family::halves) return read_halves(*head_format.loops, layout, blob, first, count, block->params.data() + params);
   for_params(head_format, layout, first, count,
              [&](size_t at, uint32_t bytes, size_t i) { block->params[params + i] = load_param(blob + at, bytes); });
-  if (layout.family == Family::halves) return;
   block->codes.resize(codes + size_t(count) * layout.dim);
   if (head_format.codec.kind == Kind::kitty) {
     block->boosted.resize(positions + size_t(count / layout.group) * layout.dim);

@@ -30,30 +30,67 @@ RawRow raw_row(const LayerShape &shape, void *page, uint32_t head, uint32_t tens
   return {blob + raw_values_offset(shape) / 2 + size_t(token) * shape.dim_v, 1};
 }
 
-Status store_raw_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
-                      uint64_t *saturated) {
-  uint16_t row[kMostChannels];
-  for (uint32_t i = 0; i < rows.count; i++) {
-    for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
-      const kvq_tensor &x = tensor == KVQ_TENSOR_K ? k : v;
-      const uint32_t dim = tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v;
-      for (uint32_t head = 0; head < shape.kv_heads; head++) {
-        const uint32_t bad = enter_row(tensor_row(x, first + i, head, shape.kv_heads, dim), x.dtype, dim, row, saturated);
-        if (bad < dim) return refuse(tensor == KVQ_TENSOR_K ? "k" : "v", first + i, head, bad);
-        const RawRow to = raw_row(shape, rows.page, head, tensor, rows.first + i);
-        for (uint32_t c = 0; c < dim; c++) to.first[c * to.stride] = row[c];
-      }
+namespace {
+
+// Tokens whose keys are entered before they are transposed into their page.
+constexpr uint32_t kBlock = 8;
+
+// Rows of neighbouring heads are neighbours in memory, but are entered one head after the other: ask for the next one early.
+void prefetch_next(const void *row, uint32_t dtype, uint32_t dim) {
+  const size_t bytes = size_t(dim) * dtype_bytes(dtype);
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char *>(row) + bytes + at);
+}
+
+// Keys of rows.count tokens of a head, or false: an element is not finite.
+bool store_keys(const Loops &loops, const LayerShape &shape, const kvq_tensor &k, uint64_t first, PageRows rows, uint32_t head,
+                uint64_t *saturated) {
+  const uint32_t dim = shape.dim_k;
+  uint16_t block[kBlock * kMostChannels];
+  for (uint32_t i = 0; i < rows.count; i += kBlock) {
+    const uint32_t count = std::min(kBlock, rows.count - i);
+    for (uint32_t t = 0; t < count; t++) {
+      const void *row = tensor_row(k, first + i + t, head, shape.kv_heads, dim);
+      prefetch_next(row, k.dtype, dim);
+      if (enter_row(row, k.dtype, dim, block + t * dim, saturated, loops) < dim) return false;
     }
+    const RawRow to = raw_row(shape, rows.page, head, KVQ_TENSOR_K, rows.first + i);
+    loops.transpose_halves(block, dim, count, dim, to.first, kRawTokens);
+  }
+  return true;
+}
+
+bool store_values(const Loops &loops, const LayerShape &shape, const kvq_tensor &v, uint64_t first, PageRows rows, uint32_t head,
+                  uint64_t *saturated) {
+  const uint32_t dim = shape.dim_v;
+  for (uint32_t i = 0; i < rows.count; i++) {
+    const RawRow to = raw_row(shape, rows.page, head, KVQ_TENSOR_V, rows.first + i);
+    const void *row = tensor_row(v, first + i, head, shape.kv_heads, dim);
+    prefetch_next(row, v.dtype, dim);
+    if (enter_row(row, v.dtype, dim, to.first, saturated, loops) < dim) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Status store_raw_rows(const Loops &loops, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
+                      PageRows rows, uint64_t *saturated) {
+  bool finite = true;
+  for (uint32_t head = 0; finite && head < shape.kv_heads; head++)
+    finite = store_keys(loops, shape, k, first, rows, head, saturated) && store_values(loops, shape, v, first, rows, head, saturated);
+  for (uint64_t i = first; !finite && i < first + rows.count; i++) {  // the words name the earliest token
+    KVQ_TRY(check_rows(loops, k, i, 1, shape.kv_heads, shape.dim_k, "k", saturated));
+    KVQ_TRY(check_rows(loops, v, i, 1, shape.kv_heads, shape.dim_v, "v", saturated));
   }
   return KVQ_OK;
 }
 
-Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
-                  uint64_t *saturated) {
+Status check_rows(const Loops &loops, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim,
+                  const char *name, uint64_t *saturated) {
   uint16_t row[kMostChannels];
   for (uint64_t i = first; i < first + count; i++)
     for (uint32_t head = 0; head < heads; head++) {
-      const uint32_t bad = enter_row(tensor_row(x, i, head, heads, dim), x.dtype, dim, row, saturated);
+      const uint32_t bad = enter_row(tensor_row(x, i, head, heads, dim), x.dtype, dim, row, saturated, loops);
       if (bad < dim) return refuse(name, i, head, bad);
     }
   return KVQ_OK;
@@ -74,12 +111,12 @@ void copy_raw_rows(const LayerShape &shape, const void *from, uint32_t from_row,
   }
 }
 
-void load_raw_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) {
-  const uint32_t dim = tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v;
-  for (uint32_t i = 0; i < rows.count; i++) {
-    const RawRow from = raw_row(shape, rows.page, head, tensor, rows.first + i);
-    for (uint32_t c = 0; c < dim; c++) out[size_t(i) * dim + c] = from.first[c * from.stride];
-  }
+void load_raw_rows(const Loops &loops, const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) {
+  const RawRow from = raw_row(shape, rows.page, head, tensor, rows.first);
+  if (tensor == KVQ_TENSOR_K)
+    loops.transpose_halves(from.first, from.stride, shape.dim_k, rows.count, out, shape.dim_k);
+  else
+    std::memcpy(out, from.first, size_t(2) * rows.count * shape.dim_v);
 }
 
 }  // namespace kvq::cpu

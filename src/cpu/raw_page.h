@@ -21,12 +21,12 @@ struct RawRow {
 RawRow raw_row(const LayerShape &shape, void *page, uint32_t head, uint32_t tensor, uint32_t token);
 
 // The pieces of Backend that concern raw rows; backend.h describes them.
-Status store_raw_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
+Status store_raw_rows(const Loops &loops, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                       uint64_t *saturated);
-Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
+Status check_rows(const Loops &loops, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                   uint64_t *saturated);
 void copy_raw_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count);
-void load_raw_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out);
+void load_raw_rows(const Loops &loops, const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out);
 
 // Element [row][head][0] of a tensor whose zero strides mean packed.
 const void *tensor_row(const kvq_tensor &x, uint64_t row, uint32_t head, uint32_t heads, uint32_t dim);

@@ -24,15 +24,17 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
   const size_t lanes = std::max(dims.most(), kTileTokens) + 16;
   arena.take(size_t(kRows) * dims.query(), &slice->query);
   arena.take(size_t(kRows) * kLogitStride, &slice->logit);
+  arena.take(size_t(kRows) * kLogitStride, &slice->doubtful);
   arena.take(size_t(kRows) * dims.output(), &slice->out);
   arena.take(lanes, &slice->scale);
   arena.take(lanes, &slice->zero);
+  arena.take(lanes, &slice->middle);
   arena.take(dims.weights(), &slice->line);
   arena.take(size_t(2) * dims.most(), &slice->signs);
   arena.take(dims.most(), &slice->map);
   arena.take(size_t(kRows) * (256 + 16), &slice->part);
   arena.take(size_t(kRows) * dims.weights(), &slice->w);
-  arena.take(size_t(kRows) * dims.weights(), &slice->fine);
+  arena.take(dims.weights(), &slice->fine);
   arena.take(kRegions, &slice->weights);
   arena.take(code_bytes(dims.most()), &slice->codes);
   arena.take(size_t(kTileTokens) * dims.most(), &slice->values);
@@ -40,7 +42,7 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
     arena.take(size_t(kRows) * dims.query(), &domain.query);
     arena.take(size_t(kRows) * dims.weights(), &domain.lined);
     arena.take(size_t(kRows) * dims.weights(), &domain.w);
-    arena.take(size_t(kRows) * dims.weights(), &domain.fine);
+    arena.take(dims.weights(), &domain.fine);
     arena.take(dims.segments(), &domain.segment);
     arena.take(size_t(kRows) * dims.output(), &domain.out);
   }

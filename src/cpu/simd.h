@@ -12,6 +12,7 @@
 constexpr uint32_t kLanes = KVQ_VECTOR_BYTES / 4;
 typedef float VFloat __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 typedef int32_t VInt __attribute__((vector_size(KVQ_VECTOR_BYTES)));
+typedef int16_t VInt16 __attribute__((vector_size(KVQ_VECTOR_BYTES / 2)));
 typedef uint16_t VShort __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 typedef uint8_t VByte __attribute__((vector_size(KVQ_VECTOR_BYTES)));
 
@@ -55,11 +56,12 @@ KVQ_INLINE VFloat swap_lanes(VFloat v) {
   return swapped;
 #endif
 }
-KVQ_INLINE float sum_lanes(VFloat v) {
-  if constexpr (kLanes > 8) v += swap_lanes<8>(v);
-  if constexpr (kLanes > 4) v += swap_lanes<4>(v);
-  v += swap_lanes<2>(v);
-  v += swap_lanes<1>(v);
+template <class V>
+KVQ_INLINE auto sum_lanes(V v) {
+  if constexpr (kLanes > 8) v += (V)swap_lanes<8>((VFloat)v);
+  if constexpr (kLanes > 4) v += (V)swap_lanes<4>((VFloat)v);
+  v += (V)swap_lanes<2>((VFloat)v);
+  v += (V)swap_lanes<1>((VFloat)v);
   return v[0];
 }
 KVQ_INLINE float max_lanes(VFloat v) {
@@ -70,20 +72,83 @@ KVQ_INLINE float max_lanes(VFloat v) {
   return v[0];
 }
 
-// c + a0 * b0 + a1 * b1 in every 32-bit lane, a and b two int16 each.
-KVQ_INLINE VInt multiply_pairs(VInt c, VInt a, VInt b) {
-#if KVQ_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
-  return (VInt)_mm512_dpwssd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
-#elif KVQ_VECTOR_BYTES == 64
-  return c + (VInt)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif KVQ_VECTOR_BYTES == 32
-  return c + (VInt)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return c + (VInt)_mm_madd_epi16((__m128i)a, (__m128i)b);
+// Products of words of four codes with four weights.  A word's neighbours lie in bytes {0, 2, 1, 3} (layout.h).
+//
+// With VNNI a weight is 256 * high + low, both signed bytes; four weights are stored as their high bytes in the order of a word's
+// bytes, then their low bytes.  Elsewhere they are int16 in natural order, since even bytes of a word are the first pair of neighbours
+// and odd bytes the second.
+#if (KVQ_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)) || (KVQ_VECTOR_BYTES == 32 && defined(__AVXVNNI__))
+constexpr float kMostWeight = 127 * 256 + 127;
+constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 2 : 1;  // vectors of words times four rows: what the registers hold
+
+struct Words {
+  VInt bytes;
+};
+KVQ_INLINE Words load_words(const uint8_t *p) { return {load<VInt>(p)}; }
+
+struct Sums {
+  VInt high, low;
+};
+KVQ_INLINE Sums start_sums(int32_t x) { return {VInt{}, all_int(x)}; }
+KVQ_INLINE VInt total(const Sums &sums) { return (sums.high << 8) + sums.low; }
+KVQ_INLINE VInt add_products(VInt sum, VInt bytes, VInt weights) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VInt)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)bytes, (__m512i)weights);
 #else
-  return c + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+  return (VInt)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)bytes, (__m256i)weights);
 #endif
 }
+KVQ_INLINE void add_products(Sums *sums, const Words &words, VInt first, VInt second) {
+  sums->high = add_products(sums->high, words.bytes, first);
+  sums->low = add_products(sums->low, words.bytes, second);
+}
+KVQ_INLINE void store_weights(int16_t *w, VInt x) {
+  // Low byte, and high byte of x + 128, of the four neighbours of a word.
+  const VInt16 low = __builtin_convertvector(x, VInt16), high = __builtin_convertvector(x + 128, VInt16);
+#if KVQ_VECTOR_BYTES == 64
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14));
+  const __m256i mixed = _mm256_blendv_epi8((__m256i)low, (__m256i)high, _mm256_set1_epi16((int16_t)0xff00));
+  _mm256_storeu_si256((__m256i *)w, _mm256_shuffle_epi8(mixed, order));
+#else
+  const __m128i order = _mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14);
+  const __m128i mixed = _mm_blendv_epi8((__m128i)low, (__m128i)high, _mm_set1_epi16((int16_t)0xff00));
+  _mm_storeu_si128((__m128i *)w, _mm_shuffle_epi8(mixed, order));
+#endif
+}
+#else
+constexpr float kMostWeight = 32767;
+constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2;
+
+struct Words {
+  VInt even, odd;
+};
+KVQ_INLINE Words load_words(const uint8_t *p) {
+  const VShort x = load<VShort>(p);
+  return {(VInt)(x & (uint16_t)0xff), (VInt)(x >> 8)};
+}
+
+struct Sums {
+  VInt all;
+};
+KVQ_INLINE Sums start_sums(int32_t x) { return {all_int(x)}; }
+KVQ_INLINE VInt total(const Sums &sums) { return sums.all; }
+// a0 * b0 + a1 * b1 in every 32-bit lane, a and b two int16 each.
+KVQ_INLINE VInt multiply_pairs(VInt a, VInt b) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VInt)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif KVQ_VECTOR_BYTES == 32
+  return (VInt)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (VInt)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+KVQ_INLINE void add_products(Sums *sums, const Words &words, VInt first, VInt second) {
+  sums->all += multiply_pairs(words.even, first) + multiply_pairs(words.odd, second);
+}
+KVQ_INLINE void store_weights(int16_t *w, VInt x) { store(w, __builtin_convertvector(x, VInt16)); }
+#endif
 
 // fp16 bits to fp32: kLanes of them.  Finite values only.
 KVQ_INLINE VFloat load_halves(const uint16_t *p) {

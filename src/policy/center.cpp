@@ -1,13 +1,20 @@
 // Centre of keys: the mean per channel over a prompt (FORMATS section 2.2, center=1), from exact integer sums.
+#include <algorithm>
+
 #include "policy/policy.h"
 #include "util/fp.h"
+#include "util/loops.h"
 
 namespace kvq {
 
 void CenterSum::add(const uint16_t *rows, size_t count) {
-  const size_t dim = sum_.size();
-  for (size_t t = 0; t < count; t++)
-    for (size_t c = 0; c < dim; c++) sum_[c] += int64_t(half_to_float(rows[t * dim + c]) * 0x1p24f);  // exact: below 2^40
+  const Loops &loops = select_loops();
+  const uint32_t dim = uint32_t(sum_.size());
+  Vector<ChannelUnits> units(dim, sum_.get_allocator());
+  for (size_t t = 0; t < count; t += kSumTokens) {
+    loops.sum_channels(rows + t * dim, dim, uint32_t(std::min<size_t>(kSumTokens, count - t)), dim, units.data());
+    for (uint32_t c = 0; c < dim; c++) sum_[c] += units[c].sum;
+  }
   count_ += count;
 }
 

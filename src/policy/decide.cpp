@@ -263,11 +263,11 @@ Status collect_statistics(const DecisionInput &input, HeadStatistics *statistics
   statistics->k.resize(shape.dim);
   if (input.k)
     KVQ_TRY(for_rows(*input.k, "k", input.n_tokens, 1, shape.dim, [&](const uint16_t *rows, size_t n) {
-      add_key_statistics(shape, rows, shape.dim, n, statistics);
+      add_key_statistics(shape, rows, shape.dim, n, statistics, select_loops());
     }));
   if (input.q)
     KVQ_TRY(for_rows(*input.q, "q", input.n_tokens, input.q_heads, shape.dim, [&](const uint16_t *rows, size_t n) {
-      add_query_statistics(shape, rows, shape.dim, n, statistics);
+      add_query_statistics(shape, rows, shape.dim, n, statistics, select_loops());
     }));
   return KVQ_OK;
 }

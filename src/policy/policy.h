@@ -86,9 +86,12 @@ class CenterSum {
 };
 
 // Add entered fp16 rows [count][stride] of one KV head to its statistics; q rows likewise (all query heads in turn).
-void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics);
-void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadStatistics *statistics);
-void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics);
+void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics,
+                        const Loops &loops = loops_portable);
+void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadStatistics *statistics,
+                          const Loops &loops = loops_portable);
+void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics,
+                          const Loops &loops = loops_portable);
 void reset_statistics(const LayerShape &shape, LayerStatistics *statistics);
 
 // ---- the blob of kvq_policy_get / kvq_policy_set: everything frozen, with the recipe text and the geometry it belongs to

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "util/loops.h"
 #include "util/status.h"
 
 namespace kvq {
@@ -9,6 +10,6 @@ namespace kvq {
 uint32_t dtype_bytes(uint32_t dtype);  // 0 for an unknown dtype
 
 // Enter `n` contiguous elements.  Returns the index of the first non-finite one, or n.  *saturated is increased.
-uint32_t enter_row(const void *x, uint32_t dtype, uint32_t n, uint16_t *out, uint64_t *saturated);
+uint32_t enter_row(const void *x, uint32_t dtype, uint32_t n, uint16_t *out, uint64_t *saturated, const Loops &loops = loops_portable);
 
 }  // namespace kvq

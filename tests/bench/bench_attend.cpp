@@ -106,7 +106,7 @@ __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,prefer-vector-widt
 using Naive = void (*)(NAIVE_ARGUMENTS);
 Naive naive_path(const std::string &path) {
 #if defined(__x86_64__)
-  if (path == "avx2") return naive_avx2;
+  if (path == "avx2" || path == "avxvnni") return naive_avx2;
   if (path == "avx512") return naive_avx512;
 #endif
   return naive_portable;
@@ -383,7 +383,7 @@ int main(int argc, char **argv) {
   app.add_option("--queries", o.queries, "new tokens that attend")->capture_default_str();
   app.add_option("--threads", o.threads, "")->capture_default_str();
   app.add_option("--rounds", o.rounds, "timed calls")->capture_default_str()->check(CLI::Range(1, 100000));
-  app.add_option("--path", paths, "kernels: portable, avx2, avx512; the best by default")->delimiter(',')->capture_default_str();
+  app.add_option("--path", paths, "kernels: portable, avx2, avxvnni, avx512; the best by default")->delimiter(',')->capture_default_str();
   app.add_option("--json", o.json, "write the results to this file");
   CLI11_PARSE(app, argc, argv);
 

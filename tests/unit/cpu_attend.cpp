@@ -29,7 +29,7 @@ uint32_t page_tokens_of(uint32_t group) { return (63 / group + 1) * group; }
 // The kernels that this processor has, one after the other.
 template <class F>
 void on_every_path(F &&f) {
-  for (const char *path : {"portable", "avx2", "avx512"}) {
+  for (const char *path : {"portable", "avx2", "avxvnni", "avx512"}) {
     setenv("KVQ_CPU", path, 1);
     if (std::string(kvq::cpu_path_name()) == path) {
       INFO("path " << path);
@@ -342,6 +342,40 @@ TEST_CASE("the workspace has the size that the dimensions give, and attention al
   REQUIRE(cache.backend->attend(call, workspace.get()) == KVQ_OK);
   CHECK(memory.used() == before);
   CHECK(memory.peak() == peak);
+}
+
+// Rows of 1000 times the others, a channel of 500 times the others on an offset, or one saturated value.
+std::vector<float> uneven_values(Random &random, uint32_t tokens, uint32_t dim, uint32_t kind) {
+  std::vector<float> v = random.normals(size_t(tokens) * dim);
+  for (uint32_t t = 0; t < tokens; t++)
+    for (uint32_t c = 0; c < dim; c++) {
+      float &x = v[size_t(t) * dim + c];
+      if (kind == 0) x *= float(std::pow(10.0, 3.0 * t / tokens)) * (c % 3 ? 1.0f : 30.0f);
+      if (kind == 1) x = x * (c == 0 ? 500.0f : 1.0f) + 200.0f;
+      if (kind == 2 && t == tokens / 2 && c == dim / 2) x = 65504.0f;
+    }
+  return v;
+}
+
+TEST_CASE("outputs that are small beside the values that make them") {
+  on_every_path([] {
+    Random random(117);
+    for (const uint32_t dim : {16u, 64u}) {
+      for (const CodecCase &item : codec_cases(dim)) {
+        const uint32_t kind = uint32_t(random.below(3)), tokens = page_tokens_of(item.group);
+        const double sharp = random.below(2) ? 0.3 : 8.0;
+        for (const std::string keys : {"lloyd(levels=8)", "affine-channel(levels=3,group=32)", "raw"}) {
+          INFO("K " << keys << " V " << item.text << " dim " << dim << " kind " << kind << " sharp " << sharp);
+          if (keys[0] == 'a' && tokens % 32) continue;
+          Cache cache(layer_of(1, 4, 32, dim));
+          const auto format = cache.format(keys, item.text, tokens);
+          cache.append(random.normals(2 * tokens * 32), uneven_values(random, 2 * tokens, dim, kind), format.get());
+          cache.append(random.normals(5 * 32), uneven_values(random, 5, dim, kind));
+          cache.check(random.normals(4 * 32, sharp));
+        }
+      }
+    }
+  });
 }
 
 TEST_CASE("peaked attention over tokens of very different size") {

@@ -62,6 +62,8 @@ def everything(kl):
 def good(row):
     """A divergence with which every check passes."""
     orders = [name for chain in rows.ORDERS.values() for name in chain]
+    if row.name == rows.SCALARS[0]:
+        return 0.4  # above the known figure, which lies between two rows
     return row.known.kl if row.known else 0.001 * (1 + orders.index(row.name)) if row.name in orders else 0.001
 
 
@@ -70,6 +72,7 @@ def known_ratio(results):
     for r in results.values():
         if r.row.known:
             r.summary["ppl_ratio"] = r.row.known.ppl_ratio
+    results[rows.SCALARS[0]].summary["ppl_ratio"] = 1.5
     return results
 
 
@@ -82,7 +85,14 @@ def test_checks_pass_where_everything_is_as_known():
 
 @pytest.mark.parametrize(
     "name, kl, says",
-    [("kvq-2", 0.046, "kvq-2: KL 0.0460"), ("TQ K2V2", 0.25, "TQ K2V2: KL 0.25"), ("PN-Mix keys, qk", 0.5, "PN-Mix's criterion")],
+    [
+        ("kvq-2", 0.046, "kvq-2: KL 0.0460"),
+        ("TQ K2V2", 0.25, "TQ K2V2: KL 0.25"),
+        ("TQ K2V2", 0.15, "TQ K2V2: KL 0.15"),  # too good is off as well
+        ("SemKV on TQ 4/3, r = 3/4", 0.33, "SemKV on TQ 4/3, r = 3/4: known KL 0.297 between 0.33"),
+        ("SemKV on TQ 4/3, unbiased scalars", 0.26, "SemKV on TQ 4/3, r = 3/4: known KL 0.297 between 0.297"),
+        ("PN-Mix keys, qk", 0.5, "PN-Mix's criterion"),
+    ],
 )
 def test_checks_fail_where_something_is_off(name, kl, says):
     results = known_ratio(everything(good))

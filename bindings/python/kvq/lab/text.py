@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .places import build
+from .places import build, one_at_a_time
 
 PACKAGE = "debian-handbook"
 SKIPPED_PAGES = ("foreword", "index", "legal", "license", "licence", "copyright", "foundation-documents")
@@ -78,9 +78,10 @@ def handbook_windows(tokens, folder=None):
     """
     folder = folder or build("text")
     kept = Path(folder) / "windows.npy"
-    if not kept.exists():
-        ids = tokens.encode(handbook_text(fetch_handbook(folder)))
-        step = (len(ids) - WINDOW - 1) // (WINDOWS - 1)
-        assert step >= WINDOW, "windows must not overlap"
-        np.save(kept, np.stack([ids[i * step : i * step + WINDOW + 1] for i in range(WINDOWS)]))
+    with one_at_a_time(folder):
+        if not kept.exists():
+            ids = tokens.encode(handbook_text(fetch_handbook(folder)))
+            step = (len(ids) - WINDOW - 1) // (WINDOWS - 1)
+            assert step >= WINDOW, "windows must not overlap"
+            np.save(kept, np.stack([ids[i * step : i * step + WINDOW + 1] for i in range(WINDOWS)]))
     return np.load(kept)

@@ -7,6 +7,10 @@ from kvq.lab.accounting import LONG
 from kvq.lab.text import WINDOW
 
 TQ_VALUES = "v=lloyd(levels={},scale=unbiased)"
+SCALARS = (
+    "SemKV on TQ 4/3, unbiased scalars",
+    "keys had matched scalars then and values unbiased ones, a token class here has one codec for both",
+)
 PAGES = "block=128"  # the earlier measurement packed pages of 128 tokens whatever the recipe
 
 
@@ -18,6 +22,7 @@ class Known:
     kl_error: float
     ppl_ratio: float
     ppl_ratio_error: float
+    between: tuple[str, str] | None = None  # not this row itself, but between it and the one of this name; why
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,11 @@ def anchors():
     affine, tq, mixed = "affine-channel(levels=4,group=64)", "lloyd(levels={})", "pair-mix(low=1,high=3,group=128,midpoint=1)"
     return [
         Row("KIVI-2, G = 64", f"k={affine};v=affine-token(levels=4,group=64);{PAGES}", known=Known(0.298, 0.014, 1.369, 0.024)),
-        Row("SemKV on TQ 4/3, r = 3/4", "semkv-tq-2", known=Known(0.297, 0.012, 1.377, 0.035)),
+        Row("SemKV on TQ 4/3, r = 3/4", "semkv-tq-2", known=Known(0.297, 0.012, 1.377, 0.035, SCALARS)),
+        Row(
+            SCALARS[0],
+            "policy=semkv(r=3/4,low=lloyd(levels=3,scale=unbiased),high=lloyd(levels=4,scale=unbiased))",
+        ),
         Row("TQ K2V2", f"k={tq.format(4)};{TQ_VALUES.format(4)};{PAGES}", known=Known(0.188, 0.013, 1.232, 0.029)),
         Row(
             "TQ K2V2, 4 sinks, centred keys",

@@ -1,0 +1,12 @@
+# Toolchain: aarch64 by cross compiler, run under qemu (./dev test-emulated, which also puts the libraries of the tests into KVQ_ARM_ROOT).
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES KVQ_ARM_ROOT)
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+set(CMAKE_PREFIX_PATH "${KVQ_ARM_ROOT}/usr")
+set(ENV{PKG_CONFIG_LIBDIR} "${KVQ_ARM_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig")
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "${KVQ_ARM_ROOT}")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)

@@ -1,0 +1,20 @@
+#include "cpu/doubt.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvq::cpu {
+
+bool is_certain(const Doubt &doubt, uint32_t dim, double power) {
+  constexpr double kOutput = 1e-7, kLse = 1e-3;  // FORMATS section 9
+  // The square of an error is a mean over channels, so the fewer there are the farther it may be from what is expected; codes at the
+  // ends of their levels and equal weights, which are rounded alike, add to that.
+  constexpr double kSigmas = 6.0, kCodes = 3.0;
+  const double rare = kCodes * (1.0 + kSigmas * std::sqrt(2.0 / dim));
+  const double tokens = std::max(1.0, doubt.count), mean = doubt.first / tokens, variance = doubt.second / tokens - mean * mean;
+  const double lse = kLse * std::max(1.0, double(doubt.largest) / 16.0);
+  const double output = kOutput * std::max(1.0, variance) * power;
+  return rare * doubt.sum <= output && 8.0 * doubt.tile <= output && 4.0 * doubt.worst <= lse * lse;
+}
+
+}  // namespace kvq::cpu

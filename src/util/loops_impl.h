@@ -1,0 +1,518 @@
+// Source of the loops (loops.h) for the instruction set that the including file is compiled for.  Everything but the table has
+// internal linkage.
+#include "util/loops.h"
+#include "util/loops_vector.h"
+
+namespace kvq {
+namespace {
+
+// ---- entry
+
+template <class V>
+KVQ_LOOP_INLINE bool any(V mask) {
+  uint64_t words[sizeof mask / 8], all = 0;
+  store(words, mask);
+  for (const uint64_t word : words) all |= word;
+  return all != 0;
+}
+
+struct Seen {
+  VInt special{}, saturated{};  // all ones where an element is, or minus their number
+};
+
+KVQ_LOOP_INLINE VHalf enter_floats(VFloat x, Seen *seen) {
+  const VInt a = (VInt)x & 0x7fffffff;
+  seen->special |= a > 0x7f7fffff;
+  seen->saturated += a > 0x477fe000;
+  return to_halves(smaller(larger(x, all(-65504.0f)), all(65504.0f)));
+}
+
+KVQ_LOOP_INLINE Entered summary(const Seen &seen) {
+  Entered entered{!any(seen.special), 0};
+  if (any(seen.saturated))
+    for (uint32_t i = 0; i < kLanes; i++) entered.saturated -= uint32_t(seen.saturated[i]);
+  return entered;
+}
+
+KVQ_LOOP_INLINE VFloat floats_of(VFloat x) { return x; }
+KVQ_LOOP_INLINE VFloat floats_of(VHalf bf16) { return (VFloat)(__builtin_convertvector(bf16, VInt) << 16); }
+
+template <class V>
+Entered enter(const char *x, uint32_t n, uint16_t *out) {
+  constexpr size_t kBytes = sizeof(V) / kLanes;
+  Seen seen;
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, enter_floats(floats_of(load<V>(x + i * kBytes)), &seen));
+  if (i < n) {
+    V rest{};
+    __builtin_memcpy(&rest, x + i * kBytes, (n - i) * kBytes);
+    const VHalf entered = enter_floats(floats_of(rest), &seen);
+    __builtin_memcpy(out + i, &entered, (n - i) * 2);
+  }
+  return summary(seen);
+}
+
+Entered enter_f32(const void *x, uint32_t n, uint16_t *out) { return enter<VFloat>(static_cast<const char *>(x), n, out); }
+Entered enter_bf16(const void *x, uint32_t n, uint16_t *out) { return enter<VHalf>(static_cast<const char *>(x), n, out); }
+
+Entered enter_f16(const void *halves, uint32_t n, uint16_t *out) {
+  const char *x = static_cast<const char *>(halves);
+  constexpr uint32_t kHalves = KVQ_LOOPS_BYTES / 2;
+  VShort special{};
+  bool finite = true;
+  uint32_t i = 0;
+  for (; i + kHalves <= n; i += kHalves) {
+    const VShort h = load<VShort>(x + 2 * i);
+    special |= (h & 0x7fff) > 0x7bff;
+    store(out + i, h & (VShort)(h != int16_t(0x8000)));
+  }
+  for (; i < n; i++) {
+    const uint16_t h = load<uint16_t>(x + 2 * i);
+    finite = finite && (h & 0x7fff) < 0x7c00;
+    out[i] = h == 0x8000 ? 0 : h;
+  }
+  return {finite && !any(special), 0};
+}
+
+// ---- transposes: squares of 8 x 8 halves and 16 x 16 bytes by interleaving
+
+typedef uint16_t Halves8 __attribute__((vector_size(16)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+
+KVQ_LOOP_INLINE void interleave(Halves8 a, Halves8 b, Halves8 *low, Halves8 *high) {
+  *low = __builtin_shuffle(a, b, Halves8{0, 8, 1, 9, 2, 10, 3, 11});
+  *high = __builtin_shuffle(a, b, Halves8{4, 12, 5, 13, 6, 14, 7, 15});
+}
+KVQ_LOOP_INLINE void interleave(Bytes16 a, Bytes16 b, Bytes16 *low, Bytes16 *high) {
+  *low = __builtin_shuffle(a, b, Bytes16{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+  *high = __builtin_shuffle(a, b, Bytes16{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+}
+
+// Interleaving row i with row i + N / 2, log2(N) times, transposes N rows of N.
+template <class V, class T, uint32_t N>
+KVQ_LOOP_INLINE void transpose_square(const T *in, size_t in_stride, T *out, size_t out_stride) {
+  V a[N], b[N];
+  for (uint32_t i = 0; i < N; i++) a[i] = load<V>(in + i * in_stride);
+  for (uint32_t turn = N; turn > 1; turn /= 2) {
+    for (uint32_t i = 0; i < N / 2; i++) interleave(a[i], a[i + N / 2], &b[2 * i], &b[2 * i + 1]);
+    for (uint32_t i = 0; i < N; i++) a[i] = b[i];
+  }
+  for (uint32_t i = 0; i < N; i++) store(out + i * out_stride, a[i]);
+}
+
+template <class V, class T, uint32_t N>
+KVQ_LOOP_INLINE void transpose(const T *in, size_t in_stride, uint32_t rows, uint32_t columns, T *out, size_t out_stride) {
+  const uint32_t whole_rows = rows / N * N, whole_columns = columns / N * N;
+  for (uint32_t r = 0; r < whole_rows; r += N)
+    for (uint32_t c = 0; c < whole_columns; c += N)
+      transpose_square<V, T, N>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+  for (uint32_t r = 0; r < rows; r++)
+    for (uint32_t c = r < whole_rows ? whole_columns : 0; c < columns; c++) out[c * out_stride + r] = in[r * in_stride + c];
+}
+
+void transpose_halves(const uint16_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint16_t *out, size_t out_stride) {
+  transpose<Halves8, uint16_t, 8>(in, in_stride, rows, columns, out, out_stride);
+}
+void transpose_bytes(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint8_t *out, size_t out_stride) {
+  transpose<Bytes16, uint8_t, 16>(in, in_stride, rows, columns, out, out_stride);
+}
+
+// ---- words and planes of codes
+
+typedef uint32_t Words4 __attribute__((vector_size(16)));
+
+void key_words(const uint8_t *codes, size_t stride, uint32_t tokens, uint32_t quads, uint8_t *line, size_t line_stride) {
+  const auto ordered = [](auto word) __attribute__((always_inline)) {
+    return (word & 0xff0000ffu) | (word & 0xff00u) << 8 | (word >> 8 & 0xff00u);
+  };
+  const uint32_t whole_tokens = tokens / 4 * 4, whole_quads = quads / 4 * 4;
+  for (uint32_t q = 0; q < whole_quads; q += 4)
+    for (uint32_t t = 0; t < whole_tokens; t += 4) {
+      Words4 a[4];
+      for (uint32_t i = 0; i < 4; i++) a[i] = ordered(load<Words4>(codes + (t + i) * stride + 4 * q));
+      const Words4 low02 = __builtin_shuffle(a[0], a[2], Words4{0, 4, 1, 5}), high02 = __builtin_shuffle(a[0], a[2], Words4{2, 6, 3, 7});
+      const Words4 low13 = __builtin_shuffle(a[1], a[3], Words4{0, 4, 1, 5}), high13 = __builtin_shuffle(a[1], a[3], Words4{2, 6, 3, 7});
+      uint8_t *to = line + q * line_stride + 4 * t;
+      store(to, __builtin_shuffle(low02, low13, Words4{0, 4, 1, 5}));
+      store(to + line_stride, __builtin_shuffle(low02, low13, Words4{2, 6, 3, 7}));
+      store(to + 2 * line_stride, __builtin_shuffle(high02, high13, Words4{0, 4, 1, 5}));
+      store(to + 3 * line_stride, __builtin_shuffle(high02, high13, Words4{2, 6, 3, 7}));
+    }
+  for (uint32_t q = 0; q < quads; q++)
+    for (uint32_t t = q < whole_quads ? whole_tokens : 0; t < tokens; t++)
+      store(line + q * line_stride + 4 * t, ordered(load<uint32_t>(codes + t * stride + 4 * q)));
+}
+
+void value_words(const uint8_t *codes, size_t stride, uint32_t slots, uint8_t *line) {
+  const uint8_t *a = codes, *b = a + stride, *c = b + stride, *d = c + stride;
+  uint32_t s = 0;
+  for (; s + 16 <= slots; s += 16) {
+    Bytes16 even[2], odd[2];
+    interleave(load<Bytes16>(a + s), load<Bytes16>(c + s), &even[0], &even[1]);
+    interleave(load<Bytes16>(b + s), load<Bytes16>(d + s), &odd[0], &odd[1]);
+    for (uint32_t half = 0; half < 2; half++) {
+      Halves8 low, high;
+      interleave((Halves8)even[half], (Halves8)odd[half], &low, &high);
+      store(line + 4 * s + 32 * half, low), store(line + 4 * s + 32 * half + 16, high);
+    }
+  }
+  for (; s < slots; s++) line[4 * s] = a[s], line[4 * s + 1] = c[s], line[4 * s + 2] = b[s], line[4 * s + 3] = d[s];
+}
+
+// Shifts of 16 bits move no wanted bit into another byte.
+void put_bits(const uint8_t *bytes, uint32_t from, uint32_t n, uint32_t to, uint8_t *out) {
+  const int16_t both = int16_t(((1u << n) - 1) * 0x0101u);
+  const VShort mask = both - VShort{}, place = mask << int16_t(to);
+  for (uint32_t i = 0; i < 64; i += sizeof mask) {
+    const VShort wanted = load<VShort>(bytes + i) >> int16_t(from) & mask;
+    store(out + i, (load<VShort>(out + i) & ~place) | wanted << int16_t(to));
+  }
+}
+
+// ---- rows in lanes
+
+float half_value(uint16_t h) {
+  VHalf halves{};
+  halves[0] = h;
+  return to_floats(halves)[0];
+}
+
+void load_lanes(const uint16_t (*x)[kRowLanes], const uint32_t *channel, uint32_t n, const uint16_t *mu, RowLanes *y) {
+  for (uint32_t j = 0; j < n; j++)
+    for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load_halves(x[channel[j]] + l));
+  for (uint32_t j = 0; mu && j < n; j++) {
+    const VFloat center = all(half_value(mu[channel[j]]));
+    for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load<VFloat>(y[j] + l) - center);
+  }
+}
+
+void flip_lanes(RowLanes *y, uint32_t n, const uint64_t *words) {
+  for (uint32_t j = 0; j < n; j++) {
+    const VInt sign = VInt{} + int32_t(uint32_t(words[j / 64] >> j % 64 & 1) << 31);
+    for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load<VInt>(y[j] + l) ^ sign);
+  }
+}
+
+// log2(R) butterfly distances at once, the first of them `distance` rows.
+template <uint32_t R, bool kLast>
+KVQ_LOOP_INLINE void butterfly_pass(RowLanes *y, uint32_t n, uint32_t distance, float factor) {
+  for (uint32_t base = 0; base < n; base += R * distance)
+    for (uint32_t i = base; i < base + distance; i++)
+      for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
+        VFloat a[R];
+        for (uint32_t r = 0; r < R; r++) a[r] = load<VFloat>(y[i + r * distance] + l);
+        for (uint32_t d = 1; d < R; d *= 2)
+          for (uint32_t r = 0; r < R; r++)
+            if (!(r & d)) {
+              const VFloat lower = a[r], upper = a[r + d];
+              a[r] = lower + upper, a[r + d] = lower - upper;
+            }
+        for (uint32_t r = 0; r < R; r++) store(y[i + r * distance] + l, kLast ? a[r] * all(factor) : a[r]);
+      }
+}
+
+void butterfly_lanes(RowLanes *y, uint32_t n, float factor) {
+  uint32_t distance = 1;
+  for (; n / distance > 8; distance *= 8) butterfly_pass<8, false>(y, n, distance, factor);
+  if (n / distance == 8) butterfly_pass<8, true>(y, n, distance, factor);
+  if (n / distance == 4) butterfly_pass<4, true>(y, n, distance, factor);
+  if (n / distance == 2) butterfly_pass<2, true>(y, n, distance, factor);
+}
+
+// tree() of f(0), f(1), ...: `stack` holds the finished subtrees from the largest on.  Padding with +0 changes nothing but the sign of
+// a zero, so what is left at the end is added from the smallest on.
+template <class F>
+KVQ_LOOP_INLINE VFloat tree(uint32_t n, F &&f) {
+  VFloat stack[12];
+  uint32_t top = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    VFloat v = ((f(i) + f(i + 1)) + (f(i + 2) + f(i + 3))) + ((f(i + 4) + f(i + 5)) + (f(i + 6) + f(i + 7)));
+    for (uint32_t k = i / 8; k & 1; k >>= 1) v = stack[--top] + v;
+    stack[top++] = v;
+  }
+  for (; i < n; i++) {
+    VFloat v = f(i);
+    for (uint32_t k = i; k & 1; k >>= 1) v = stack[--top] + v;
+    stack[top++] = v;
+  }
+  VFloat sum = stack[--top];
+  while (top) sum = stack[--top] + sum;
+  return sum;
+}
+
+void square_lanes(const RowLanes *y, uint32_t n, float *sum) {
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes)
+    store(sum + l, tree(n, [&](uint32_t j) __attribute__((always_inline)) {
+            const VFloat v = load<VFloat>(y[j] + l);
+            return v * v;
+          }));
+}
+
+void product_lanes(const RowLanes *y, const CodeLanes *codes, const int16_t *level, uint32_t n, float *sum) {
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes)
+    store(sum + l, tree(n, [&](uint32_t j) __attribute__((always_inline)) {
+            VFloat m;
+            for (uint32_t i = 0; i < kLanes; i++) m[i] = float(level[codes[j][l + i]]);
+            return load<VFloat>(y[j] + l) * m;
+          }));
+}
+
+KVQ_LOOP_INLINE void store_codes(uint8_t *out, VInt codes) { store(out, __builtin_convertvector(codes, VCode)); }
+
+// Number of thresholds below y: T of them, or `n` where T is 0.
+template <uint32_t T>
+KVQ_LOOP_INLINE VInt count_below(VFloat y, const VFloat *threshold, uint32_t n) {
+  VInt count{};
+  for (uint32_t i = 0; i < (T ? T : n); i++) {
+#if KVQ_LOOPS_BYTES == 64
+    const __mmask16 below = _mm512_cmp_ps_mask((__m512)y, (__m512)threshold[i], _CMP_GT_OQ);
+    count = (VInt)_mm512_mask_add_epi32((__m512i)count, below, (__m512i)count, _mm512_set1_epi32(1));
+#else
+    count -= y > threshold[i];
+#endif
+  }
+  return count;
+}
+
+// Levels [16] of codes.
+KVQ_LOOP_INLINE VFloat level_of(const float *levels, VInt code) {
+#if KVQ_LOOPS_BYTES == 64
+  return (VFloat)_mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(levels));
+#elif KVQ_LOOPS_BYTES == 32
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels), (__m256i)code);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels + 8), (__m256i)code);
+  return (VFloat)_mm256_blendv_ps(low, high, (__m256)(code << 28));  // bit 3 chooses
+#else
+  VFloat m;
+  for (uint32_t i = 0; i < kLanes; i++) m[i] = levels[code[i]];
+  return m;
+#endif
+}
+
+// Books of up to 16 levels.  Levels of 8 bits: 127^2 * 1024 < 2^24, so fp32 holds the sum of their squares.
+template <uint32_t T>
+void narrow_book(const BookView &book, const RowLanes *y, uint32_t n, const float *sigma, CodeLanes *codes, uint64_t *squares) {
+  float levels[16] = {};
+  for (uint32_t i = 0; i < book.levels; i++) levels[i] = float(book.level[i]);
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
+    VFloat threshold[T], sum{};
+    for (uint32_t i = 0; i < T; i++) threshold[i] = all(book.threshold[i]) * load<VFloat>(sigma + l);
+    for (uint32_t j = 0; j < n; j++) {
+      const VInt code = count_below<T>(load<VFloat>(y[j] + l), threshold, T);
+      const VFloat m = level_of(levels, code);
+      store_codes(codes[j] + l, code);
+      sum += m * m;
+    }
+    for (uint32_t i = 0; i < kLanes; i++) squares[l + i] = uint64_t(sum[i]);
+  }
+}
+
+void wide_book(const BookView &book, const RowLanes *y, uint32_t n, const float *sigma, CodeLanes *codes, uint64_t *squares) {
+  for (uint32_t l = 0; l < kRowLanes; l++) squares[l] = 0;
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
+    VFloat threshold[255];
+    for (uint32_t i = 0; i + 1 < book.levels; i++) threshold[i] = all(book.threshold[i]) * load<VFloat>(sigma + l);
+    for (uint32_t j = 0; j < n; j++) store_codes(codes[j] + l, count_below<0>(load<VFloat>(y[j] + l), threshold, book.levels - 1));
+  }
+  for (uint32_t j = 0; j < n; j++)
+    for (uint32_t l = 0; l < kRowLanes; l++) {
+      const int32_t m = book.level[codes[j][l]];
+      squares[l] += uint64_t(m * m);
+    }
+}
+
+void book_lanes(const BookView &book, const RowLanes *y, uint32_t n, const float *sigma, CodeLanes *codes, uint64_t *squares) {
+  switch (book.levels) {
+    case 2:
+      return narrow_book<1>(book, y, n, sigma, codes, squares);
+    case 3:
+      return narrow_book<2>(book, y, n, sigma, codes, squares);
+    case 4:
+      return narrow_book<3>(book, y, n, sigma, codes, squares);
+    case 5:
+      return narrow_book<4>(book, y, n, sigma, codes, squares);
+    case 6:
+      return narrow_book<5>(book, y, n, sigma, codes, squares);
+    case 7:
+      return narrow_book<6>(book, y, n, sigma, codes, squares);
+    case 8:
+      return narrow_book<7>(book, y, n, sigma, codes, squares);
+    case 16:
+      return narrow_book<15>(book, y, n, sigma, codes, squares);
+    default:
+      return wide_book(book, y, n, sigma, codes, squares);
+  }
+}
+
+void range_lanes(const RowLanes *y, uint32_t n, float *mn, float *mx) {
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
+    VFloat low = load<VFloat>(y[0] + l), high = low;
+    for (uint32_t j = 1; j < n; j++) {
+      const VFloat v = load<VFloat>(y[j] + l);
+      low = smaller(v, low), high = larger(v, high);
+    }
+    store(mn + l, low), store(mx + l, high);
+  }
+}
+
+// As affine_code of codec/affine.h.
+KVQ_LOOP_INLINE VInt affine_codes(VFloat x, VFloat zero, VFloat step, VFloat top) {
+  const VFloat q = smaller(larger((x - zero) / step, VFloat{}), top);
+  return (VInt)(q + all(0x1.8p23f)) & 0xff;
+}
+
+void affine_lanes(const RowLanes *y, uint32_t n, const float *zero, const float *step, const float *top, CodeLanes *codes) {
+  for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
+    const VFloat z = load<VFloat>(zero + l), s = load<VFloat>(step + l), t = load<VFloat>(top + l);
+    for (uint32_t j = 0; j < n; j++) store_codes(codes[j] + l, affine_codes(load<VFloat>(y[j] + l), z, s, t));
+  }
+}
+
+// ---- columns
+
+// fp16 bits as integers in the order of their values; its own inverse.
+KVQ_LOOP_INLINE VShort ordered(VShort h) { return h ^ (h >> 15 & 0x7fff); }
+
+void range_columns(const uint16_t *x, uint32_t rows, uint32_t n, float *mn, float *mx) {
+  constexpr uint32_t kHalves = KVQ_LOOPS_BYTES / 2;
+  for (uint32_t c = 0; c < n; c += kHalves) {
+    const uint32_t width = n - c < kHalves ? n - c : kHalves;
+    VShort low{}, high{};
+    for (uint32_t t = 0; t < rows; t++) {
+      VShort h{};
+      if (width == kHalves)
+        h = load<VShort>(x + size_t(t) * n + c);
+      else
+        __builtin_memcpy(&h, x + size_t(t) * n + c, size_t(2) * width);
+      h = ordered(h);
+      if (t == 0) low = high = h;
+      const VShort less = h<low, more = h> high;
+      low = (less & h) | (~less & low), high = (more & h) | (~more & high);
+    }
+    uint16_t lows[kHalves], highs[kHalves];
+    store(lows, ordered(low)), store(highs, ordered(high));
+    for (uint32_t i = 0; i < width; i++) mn[c + i] = half_value(lows[i]), mx[c + i] = half_value(highs[i]);
+  }
+}
+
+void affine_columns(const uint16_t *x, uint32_t rows, uint32_t n, const float *zero, const float *step, const float *top,
+                    uint8_t *codes) {
+  uint32_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    const VFloat z = load<VFloat>(zero + c), s = load<VFloat>(step + c), m = load<VFloat>(top + c);
+    for (uint32_t t = 0; t < rows; t++) {
+      const size_t at = size_t(t) * n + c;
+      store_codes(codes + at, affine_codes(load_halves(x + at), z, s, m));
+    }
+  }
+  for (; c < n; c++)
+    for (uint32_t t = 0; t < rows; t++) {
+      const size_t at = size_t(t) * n + c;
+      codes[at] = uint8_t(affine_codes(all(half_value(x[at])), all(zero[c]), all(step[c]), all(top[c]))[0]);
+    }
+}
+
+// ---- sums: a term is cut into integers of at most 20 bits and a sign, whose sums over kSumTokens fit 32 bits
+
+KVQ_LOOP_INLINE bool ascend(const uint32_t *index, uint32_t n) {
+  bool yes = n == kLanes;
+  for (uint32_t i = 1; i < n; i++) yes = yes && index[i] == index[0] + i;
+  return yes;
+}
+KVQ_LOOP_INLINE VFloat gather(const uint16_t *row, const uint32_t *index, uint32_t n, bool ascending) {
+  VHalf h{};
+  if (ascending) return load_halves(row + index[0]);
+  for (uint32_t i = 0; i < n; i++) h[i] = row[index[i]];
+  return to_floats(h);
+}
+
+void sum_pairs(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs,
+               PairUnits *out) {
+  for (uint32_t p = 0; p < pairs; p += kLanes) {
+    const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
+    const bool straight_u = ascend(u + p, n), straight_v = ascend(v + p, n);
+    VInt norm[2] = {}, square[3] = {};  // in units of 2^-4, 2^-24; of 2^16, 2^-4, 2^-24
+    for (uint32_t t = 0; t < rows; t++) {
+      const uint16_t *row = x + t * stride;
+      const VFloat a = gather(row, u + p, n, straight_u), b = gather(row, v + p, n, straight_v);
+      const VFloat aa = a * a, bb = b * b, sum = aa + bb, root = square_root(sum);
+      const VInt high = to_int(sum * 0x1p-16f);
+      const VFloat rest = sum - to_float(high) * 0x1p16f;
+      const VInt middle = to_int(rest * 0x1p4f);
+      square[0] += high, square[1] += middle, square[2] += to_int((rest - to_float(middle) * 0x1p-4f) * 0x1p24f);
+      const VInt whole = to_int(root * 0x1p4f);
+      norm[0] += whole, norm[1] += to_int((root - to_float(whole) * 0x1p-4f) * 0x1p24f);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+      out[p + i].norm = (uint64_t(norm[0][i]) << 20) + uint64_t(norm[1][i]);
+      out[p + i].square = (uint64_t(square[0][i]) << 40) + (uint64_t(square[1][i]) << 20) + uint64_t(square[2][i]);
+    }
+  }
+}
+
+typedef double VDouble __attribute__((vector_size(KVQ_LOOPS_BYTES)));
+
+// Adds the lower and the upper half of v.
+KVQ_LOOP_INLINE void add_halves(VDouble *sum, VFloat v) {
+#if KVQ_LOOPS_BYTES == 64
+  sum[0] += (VDouble)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
+  sum[1] += (VDouble)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
+#elif KVQ_LOOPS_BYTES == 32
+  sum[0] += (VDouble)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
+  sum[1] += (VDouble)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
+#else
+  for (uint32_t i = 0; i < kLanes; i++) sum[i / (kLanes / 2)][i % (kLanes / 2)] += double(v[i]);
+#endif
+}
+
+// fp64 holds sums of up to 64 fp16 numbers exactly.
+void sum_channels(const uint16_t *x, size_t stride, uint32_t rows, uint32_t n, ChannelUnits *out) {
+  for (uint32_t c = 0; c < n; c += kLanes) {
+    const uint32_t width = n - c < kLanes ? n - c : kLanes;
+    VDouble sum[2] = {}, abs[2] = {};
+    VFloat low{}, high{};
+    for (uint32_t t = 0; t < rows; t++) {
+      VHalf h{};
+      if (width == kLanes)
+        h = load<VHalf>(x + t * stride + c);
+      else
+        __builtin_memcpy(&h, x + t * stride + c, size_t(2) * width);
+      const VFloat value = to_floats(h);
+      if (t == 0) low = high = value;
+      low = smaller(value, low), high = larger(value, high);
+      add_halves(sum, value);
+      add_halves(abs, (VFloat)((VInt)value & 0x7fffffff));
+    }
+    for (uint32_t i = 0; i < width; i++) {
+      const uint32_t half = i / (kLanes / 2), lane = i % (kLanes / 2);
+      out[c + i] = {int64_t(sum[half][lane] * 0x1p24), int64_t(abs[half][lane] * 0x1p24), low[i], high[i]};
+    }
+  }
+}
+
+constexpr Loops kTable = {
+    .name = KVQ_LOOPS_NAME,
+    .enter_f16 = enter_f16,
+    .enter_f32 = enter_f32,
+    .enter_bf16 = enter_bf16,
+    .transpose_halves = transpose_halves,
+    .transpose_bytes = transpose_bytes,
+    .load_lanes = load_lanes,
+    .flip_lanes = flip_lanes,
+    .butterfly_lanes = butterfly_lanes,
+    .square_lanes = square_lanes,
+    .product_lanes = product_lanes,
+    .book_lanes = book_lanes,
+    .range_lanes = range_lanes,
+    .affine_lanes = affine_lanes,
+    .range_columns = range_columns,
+    .affine_columns = affine_columns,
+    .key_words = key_words,
+    .value_words = value_words,
+    .put_bits = put_bits,
+    .sum_pairs = sum_pairs,
+    .sum_channels = sum_channels,
+};
+
+}  // namespace
+}  // namespace kvq
