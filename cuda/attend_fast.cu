@@ -28,18 +28,18 @@ const FusedKernel *find_fused(uint32_t dim, PagePath first, PagePath second, uin
   });
 }
 
-BlockShape block_shape(const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps) {
-  constexpr uint32_t kBlock = 227 * 1024, kProcessor = 228 * 1024, kReserved = 1024;  // of sm_90; a block's share of the reserved part
+BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps) {
+  constexpr uint32_t kReserved = 1024;  // of every block
   const uint32_t warp_bytes = kStages * stage_bytes + limits.per_warp;
   warps = std::min(warps, limits.max_warps);
-  while (warps > 1 && warps * warp_bytes > kBlock - limits.fixed) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
+  while (warps > 1 && warps * warp_bytes > processors.block_bytes - limits.fixed) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
   const uint32_t bytes = warps * std::max(warp_bytes, limits.merge_per_warp);
-  const uint32_t at_once = std::min(limits.warps_at_once / warps, kProcessor / (bytes + limits.fixed + kReserved));
+  const uint32_t at_once = std::min(limits.warps_at_once / warps, processors.bytes / (bytes + limits.fixed + kReserved));
   return {warps, bytes, std::max(1u, at_once)};
 }
 
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
-  if (launch.kernel) return launch.kernel->launch(arguments, launch, processors, stream);
+  if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
   return attend_general(arguments, processors, stream);
 }
 

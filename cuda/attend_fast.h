@@ -18,16 +18,13 @@ struct FusedKernel {
   uint32_t dim, row_blocks;
   PagePath first, second;
   BlockLimits limits;
-  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, uint32_t processors, cudaStream_t);
+  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, cudaStream_t);
 };
 
 constexpr uint32_t kStages = 2;  // tiles of a warp that are in flight or worked on
 
 // A block of at most `warps` warps, for tiles of `stage_bytes`.
-struct BlockShape {
-  uint32_t warps, dynamic_bytes, at_once;  // at_once: blocks on a processor
-};
-BlockShape block_shape(const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps);
+BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps);
 
 // By translation unit.
 std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();

@@ -444,13 +444,12 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 }
 
 template <int U, int N, class First, class Second>
-cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
+cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
   const auto kernel = fused_kernel<U, N, First, Second>;
-  const uint32_t stage_bytes = (launch.stage_bytes + 127) / 128 * 128;
-  const BlockShape shape = block_shape(launch.kernel->limits, stage_bytes, launch.warps);
+  const BlockShape &shape = launch.shape;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.dynamic_bytes));
   if (error != cudaSuccess) return error;
-  kernel<<<processors * shape.at_once, shape.warps * 32, shape.dynamic_bytes, stream>>>(a, stage_bytes);
+  kernel<<<launch.blocks, shape.warps * 32, shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
   return cudaGetLastError();
 }
 

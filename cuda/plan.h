@@ -7,6 +7,11 @@
 
 namespace kvq::cuda {
 
+// What a device offers to a launch: processors, and shared memory of a block and of a processor.
+struct Processors {
+  uint32_t count = 1, block_bytes = 0, bytes = 0;
+};
+
 constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
 constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence

@@ -18,7 +18,7 @@ namespace {
 // Collects the tables of a step.
 class Planner {
  public:
-  Planner(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, StepState *state)
+  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), state_(*state), memory_(state->host.get_allocator().resource()),
         plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), formats_(memory_), positions_(memory_), known_(memory_) {}
 
@@ -43,7 +43,7 @@ class Planner {
 
   const StepSource &source_;
   std::span<const LayerShape> shapes_;
-  uint32_t processors_;
+  const Processors processors_;
   StepState &state_;
   std::pmr::memory_resource *memory_;
   Vector<Plan> plans_;
@@ -123,7 +123,7 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
       page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
       classes.format[page.kind] = format;
       entry->tensors[page.kind] = format->device.tensors;
-      launch.stage_bytes = std::max(launch.stage_bytes, format->stage_bytes);
+      launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
       if (view.positions) page.positions = place_positions(view);
       const uint64_t last = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
       page.whole = view.count == format->page_tokens && last < seen;
@@ -185,11 +185,16 @@ void Planner::order_classes(const FusedKernel &kernel) {
 uint64_t Planner::choose_share(uint32_t layer, uint64_t work, uint64_t items) {
   constexpr uint64_t kLeast = 8, kSmallWarps = 4, kOverhead = 2 * kSmallWarps;  // pages
   LayerLaunch &launch = state_.launches[layer];
-  const uint64_t even = std::max(kLeast, (work + processors_ - 1) / processors_);
-  launch.warps = even >= 48 ? 16 : 8;
-  if (!launch.kernel || items <= processors_ + processors_ / 2) return even;
-  launch.warps = kSmallWarps;
-  const uint64_t slots = uint64_t(processors_) * block_shape(launch.kernel->limits, launch.stage_bytes, kSmallWarps).at_once, pages = work / items;
+  const uint64_t even = std::max(kLeast, (work + processors_.count - 1) / processors_.count);
+  if (!launch.kernel) return even;
+  const auto blocks_of = [&](uint32_t warps) {
+    launch.shape = block_shape(processors_, launch.kernel->limits, launch.stage_bytes, warps);
+    launch.blocks = processors_.count * launch.shape.at_once;
+    return launch.blocks;
+  };
+  blocks_of(even >= 48 ? 16 : 8);
+  if (items <= processors_.count + processors_.count / 2) return even;
+  const uint64_t slots = blocks_of(kSmallWarps), pages = work / items;
   uint64_t best = 1, least = UINT64_MAX;
   for (uint64_t cut = 1; cut <= 4 && pages / cut >= kLeast; cut++) {
     const uint64_t cost = (items * cut + slots - 1) / slots * (pages / cut + kOverhead);
@@ -267,7 +272,7 @@ Status Planner::upload(cudaStream_t stream) {
 
 }  // namespace
 
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, cudaStream_t stream, StepState *state) {
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, cudaStream_t stream, StepState *state) {
   return Planner(source, shapes, processors, state).run(stream);
 }
 
