@@ -12,10 +12,16 @@ namespace kvq::cuda {
 
 struct FusedKernel;
 
+// A block of threads: its warps, its shared memory besides what is fixed, and how many run on a processor at once.
+struct BlockShape {
+  uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
+};
+
 // How a layer's attention runs in this step.
 struct LayerLaunch {
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t blob_bytes = 1, items = 0, pages_per_item = 0;
+  uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
+  BlockShape shape;
 };
 
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
@@ -32,6 +38,6 @@ struct StepState {
 };
 
 // Build and upload the tables of all layers.
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, cudaStream_t stream, StepState *state);
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, cudaStream_t stream, StepState *state);
 
 }  // namespace kvq::cuda
