@@ -178,7 +178,8 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
     share.usual += region.spread.usual * factor * factor * scales;
     share.most += region.spread.most * factor * factor * scales;
   }
-  const float values = share.usual + squares(run, slice.middle, layout.dim);
+  // One token may be far from all others, with codes at the end of their range.
+  const float values = share.most + squares(run, slice.middle, layout.dim);
   const float zeros = kZeroShare * squares(run, slice.zero, layout.dim);
   for (uint32_t r = 0; r < run.rows; r++) {
     const float total = slice.weights->total[r];
