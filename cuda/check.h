@@ -14,7 +14,7 @@ inline Status failed(cudaError_t error, const char *what) {
 
 }  // namespace kvq::cuda
 
-#define KVQ_CUDA(call)                                                              \
-  do {                                                                              \
+#define KVQ_CUDA(call)                                                                                       \
+  do {                                                                                                       \
     if (const cudaError_t error_ = (call); error_ != cudaSuccess) return ::kvq::cuda::failed(error_, #call); \
   } while (0)

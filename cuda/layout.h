@@ -23,9 +23,23 @@
 
 namespace kvq::cuda {
 
-enum class Family : uint8_t { rows_book, rows_affine, columns, polar, raw };
-enum class Layout : uint8_t { streams, fragments };
-enum class Coding : uint8_t { nibbles, planes, crumbs, radix };
+enum class Family : uint8_t {
+  rows_book,
+  rows_affine,
+  columns,
+  polar,
+  raw
+};
+enum class Layout : uint8_t {
+  streams,
+  fragments
+};
+enum class Coding : uint8_t {
+  nibbles,
+  planes,
+  crumbs,
+  radix
+};
 
 // One book of section 2.3 in device memory.
 struct DeviceBook {
@@ -117,11 +131,13 @@ struct BitPlace {
 // Codes of 4 bits and more are stored as magnitude and, in the highest bit, sign: levels are antisymmetric.
 KVQ_HD inline uint32_t stored_code(uint32_t width, uint32_t code) {
   const uint32_t half = 1u << (width - 1);
-  return width < 4 ? code : code >= half ? code - half : (half - 1 - code) | half;
+  return width < 4 ? code : code >= half ? code - half
+                                         : (half - 1 - code) | half;
 }
 KVQ_HD inline uint32_t plain_code(uint32_t width, uint32_t stored) {
   const uint32_t half = 1u << (width - 1);
-  return width < 4 ? stored : stored & half ? half - 1 - (stored & (half - 1)) : stored + half;
+  return width < 4 ? stored : stored & half ? half - 1 - (stored & (half - 1))
+                                            : stored + half;
 }
 // Where bit b of the stored code of (register, byte) lies in a unit of a width.
 KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uint32_t b) {
@@ -168,7 +184,8 @@ struct DigitShape {
   uint32_t levels, digits, power, words;
 };
 KVQ_HD constexpr DigitShape digits_of(uint32_t levels) {
-  return levels == 3 ? DigitShape{3, 5, 243, 13} : levels == 5 ? DigitShape{5, 3, 125, 19} : DigitShape{6, 3, 216, 22};
+  return levels == 3 ? DigitShape{3, 5, 243, 13} : levels == 5 ? DigitShape{5, 3, 125, 19}
+                                                               : DigitShape{6, 3, 216, 22};
 }
 // Where a single's bit lies.
 KVQ_HD inline BitPlace single_bit(uint32_t levels, uint32_t q, uint32_t byte, uint32_t b) {

@@ -29,8 +29,10 @@ class Order {
     return cudaEventCreateWithFlags(&done_, cudaEventDisableTiming);
   }
 
-  enum class Call { layer,
-                    other };
+  enum class Call {
+    layer,
+    other
+  };
   // Launches of one call; no other thread's come between.
   class Turn {
    public:

@@ -8,11 +8,13 @@
 
 #include "kvq/kvq.h"
 
-enum { LAYERS = 2,
-       KV_HEADS = 2,
-       Q_HEADS = 8,
-       DIM = 128,
-       PROMPT = 1000 };
+enum {
+  LAYERS = 2,
+  KV_HEADS = 2,
+  Q_HEADS = 8,
+  DIM = 128,
+  PROMPT = 1000
+};
 
 static void check(int32_t status, const char *call) {
   char detail[512] = "";

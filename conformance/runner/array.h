@@ -6,14 +6,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ARRAY_MAX_DIMS = 6 };
-typedef enum { DT_F32,
-               DT_F16,
-               DT_BF16,
-               DT_F64,
-               DT_I32,
-               DT_U8,
-               DT_COUNT } array_dtype; /* the first four are KVQ_DTYPE_* */
+enum {
+  ARRAY_MAX_DIMS = 6
+};
+typedef enum {
+  DT_F32,
+  DT_F16,
+  DT_BF16,
+  DT_F64,
+  DT_I32,
+  DT_U8,
+  DT_COUNT
+} array_dtype; /* the first four are KVQ_DTYPE_* */
 
 typedef struct array {
   array_dtype dtype;

@@ -22,7 +22,9 @@ typedef struct {
 #undef LIBRARY_FIELD
 } library;
 
-enum { MAX_SEQUENCES = 64 };
+enum {
+  MAX_SEQUENCES = 64
+};
 
 typedef struct {
   target base;
@@ -43,7 +45,9 @@ const char *library_open(library *lib, const char *path);
 void library_close(library *lib);
 
 /* Steps: fill `result` and return the library's status; RUNNER_ERROR with base.error filled if the vector itself is broken. */
-enum { RUNNER_ERROR = 1 };
+enum {
+  RUNNER_ERROR = 1
+};
 typedef int32_t (*library_step)(library_target *t, const cJSON *step, cJSON *result);
 library_step find_stateless_step(const char *op);
 library_step find_sequence_step(const char *op);

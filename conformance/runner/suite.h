@@ -9,9 +9,11 @@ typedef struct {
   const char *filter; /* only tests whose "suite/group/id" contains this; NULL: all */
 } selection;
 
-typedef enum { OUTCOME_PASSED = 'P',
-               OUTCOME_FAILED = 'F',
-               OUTCOME_SKIPPED = 'K' } outcome;
+typedef enum {
+  OUTCOME_PASSED = 'P',
+  OUTCOME_FAILED = 'F',
+  OUTCOME_SKIPPED = 'K'
+} outcome;
 
 /* What run_file needs from its caller. */
 typedef struct {

@@ -6,9 +6,11 @@
 #include <cjson/cJSON.h>
 #include <stddef.h>
 
-enum { BEGIN_OK = 0,
-       BEGIN_SKIP = 1,
-       BEGIN_BROKEN = -1 };
+enum {
+  BEGIN_OK = 0,
+  BEGIN_SKIP = 1,
+  BEGIN_BROKEN = -1
+};
 
 typedef struct target target;
 struct target {

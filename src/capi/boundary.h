@@ -78,10 +78,14 @@ inline Status write_text(std::string_view text, char *buf, size_t cap, size_t *n
 }
 
 // A tensor [tokens][heads][dim] in host memory with its strides resolved.  Strides must not be negative, and rows must not overlap.
-enum class Use { input,
-                 output };
-enum class Place { host,
-                   any };  // any: device memory too, where the backend takes it
+enum class Use {
+  input,
+  output
+};
+enum class Place {
+  host,
+  any
+};  // any: device memory too, where the backend takes it
 Status read_tensor(const kvq_tensor *in, const char *name, uint64_t tokens, uint32_t heads, uint32_t dim, Use use, kvq_tensor *out,
                    Place place = Place::host);
 

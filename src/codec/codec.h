@@ -19,10 +19,29 @@
 namespace kvq {
 
 enum class Kind : uint8_t {
-  raw, affine_channel, affine_token, lloyd, pair_mix, width_groups, channel_split, kitty, channel_widths, polar, progressive
+  raw,
+  affine_channel,
+  affine_token,
+  lloyd,
+  pair_mix,
+  width_groups,
+  channel_split,
+  kitty,
+  channel_widths,
+  polar,
+  progressive
 };
-enum class ScaleRule : uint8_t { matched, plain, ls, unbiased };
-enum class ParamType : uint8_t { fp16, e4m3, e5m3 };
+enum class ScaleRule : uint8_t {
+  matched,
+  plain,
+  ls,
+  unbiased
+};
+enum class ParamType : uint8_t {
+  fp16,
+  e4m3,
+  e5m3
+};
 
 struct Ratio {
   uint64_t p = 0, q = 1;

@@ -22,7 +22,11 @@ struct TextKey {
 };
 
 // What the entries of a mask or width list stand for.  Codec::by_channel turns pairs into channels.
-enum class TableUnit : uint8_t { none, pair, channel };
+enum class TableUnit : uint8_t {
+  none,
+  pair,
+  channel
+};
 
 struct ColumnCodec;
 

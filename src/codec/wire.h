@@ -13,7 +13,10 @@ uint8_t *write_param(uint16_t param, ParamType type, uint8_t *wire);
 
 // Read one stored parameter and move on.  False where decoding must refuse it: not finite, or a scale (s, h) that is negative or
 // -0.  A zero or raw value of -0 becomes +0.
-enum class ParamRole : uint8_t { scale, zero };
+enum class ParamRole : uint8_t {
+  scale,
+  zero
+};
 bool read_param(const uint8_t **wire, ParamType type, ParamRole role, uint16_t *param);
 
 // KVQ_E_CORRUPT with the codec's name and what is wrong with its bytes.

@@ -15,18 +15,20 @@ inline constexpr float kFineSteps = 32768.0f;  // half of them is a weight
 inline constexpr uint32_t kSumSpan = 256;     // weights that one int32 accumulator may take: 255 * 32767 * 256 < 2^31
 
 // How codes of `levels` levels lie in planes of 64 bytes; layout.h explains it.
-enum SchemeId : uint8_t { kBits1,
-                          kBits2,
-                          kBits3,
-                          kBits4,
-                          kBits5,
-                          kBits6,
-                          kBits7,
-                          kBits8,
-                          kBase3,
-                          kBase5,
-                          kBase6,
-                          kSchemes };
+enum SchemeId : uint8_t {
+  kBits1,
+  kBits2,
+  kBits3,
+  kBits4,
+  kBits5,
+  kBits6,
+  kBits7,
+  kBits8,
+  kBase3,
+  kBase5,
+  kBase6,
+  kSchemes
+};
 
 struct Scheme {
   uint32_t bits, digits, base;              // of a field; digits are 0..base-1

@@ -38,10 +38,12 @@ namespace kvq::cpu {
 
 // How attention reads a tensor: parameters per token, per channel and group, fp16 values, or decoded values (what has no scales to
 // fold, and rows of many small groups).
-enum class Family : uint8_t { rows,
-                              columns,
-                              halves,
-                              values };
+enum class Family : uint8_t {
+  rows,
+  columns,
+  halves,
+  values
+};
 
 // What the codes of a book stand for: level = low - 128, or 256 * high + low - 32768 where levels need 16 bits.
 struct CodeTable {

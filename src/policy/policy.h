@@ -13,10 +13,39 @@
 
 namespace kvq {
 
-enum class PolicyKind : uint8_t { uniform, pnmix, blockgtq, pair_widths, semkv, channel_split, chanmix, pmkvq, drop_tokens };
-enum class Criterion : uint8_t { qk_pair, k_pair, k_range, k_magnitude };
-enum class Score : uint8_t { qk_avg, qk_max, qk_product, k_only, q_only, k_var, q_var, q_geo, q_range };
-enum class Owner : uint8_t { nobody, sequence, cache };  // whose decision it is: frozen at the sequence's first commit, or for the cache
+enum class PolicyKind : uint8_t {
+  uniform,
+  pnmix,
+  blockgtq,
+  pair_widths,
+  semkv,
+  channel_split,
+  chanmix,
+  pmkvq,
+  drop_tokens
+};
+enum class Criterion : uint8_t {
+  qk_pair,
+  k_pair,
+  k_range,
+  k_magnitude
+};
+enum class Score : uint8_t {
+  qk_avg,
+  qk_max,
+  qk_product,
+  k_only,
+  q_only,
+  k_var,
+  q_var,
+  q_geo,
+  q_range
+};
+enum class Owner : uint8_t {
+  nobody,
+  sequence,
+  cache
+};  // whose decision it is: frozen at the sequence's first commit, or for the cache
 
 struct Policy {
   PolicyKind kind = PolicyKind::uniform;
@@ -61,7 +90,10 @@ Status width_scores(Score score, const HeadStatistics &statistics, const HeadSha
 Status allocate_widths(std::span<const double> scores, Ratio avg, uint32_t bmin, uint32_t bmax, uint32_t unit,
                        std::span<uint8_t> widths);
 // The floor(r * n) largest (prompt) or round-half-even(r * n) (block) get 1; ties to the lower index.  NaN is INVALID.
-enum class Rounding : uint8_t { floor, half_even };
+enum class Rounding : uint8_t {
+  floor,
+  half_even
+};
 Status select_tokens(Ratio r, Rounding rounding, std::span<const float> scores, std::span<uint8_t> flags);
 // PM-KVQ: wire bytes of `tokens` packed tokens of a layer at 16, 8, 4 and 2 bits, and those widths.
 Status chain_bytes(uint64_t tokens, uint32_t kv_heads, uint32_t dim_k, uint32_t dim_v, std::span<uint64_t> bytes);

@@ -24,7 +24,15 @@ Status fail_in(Status status, const std::string &where) {
 
 // ---- fields
 
-enum Field { kK, kV, kSinks, kRecent, kBlock, kPolicy, kFields };
+enum Field {
+  kK,
+  kV,
+  kSinks,
+  kRecent,
+  kBlock,
+  kPolicy,
+  kFields
+};
 constexpr const char *kFieldNames[kFields] = {"k", "v", "sinks", "recent", "block", "policy"};
 
 struct Fields {

@@ -40,8 +40,15 @@ def baselines(shapes, heads):
 
                 call()
                 us = median(call) * 1e6
-            rows.append({"what": name, "batch": batch, "context": context, "microseconds": us,
-                         "terabytes_per_second": 4 * k.numel() / us * 1e-6})
+            rows.append(
+                {
+                    "what": name,
+                    "batch": batch,
+                    "context": context,
+                    "microseconds": us,
+                    "terabytes_per_second": 4 * k.numel() / us * 1e-6,
+                }
+            )
         del q, k, v
         torch.cuda.empty_cache()
     return rows
@@ -68,16 +75,20 @@ def main():
     heads = tuple(map(int, options.heads.split("/")))
     report = {
         "command": " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": os.environ.get("KVQ_REVISION", ""),
-        "device": subprocess.run(["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip(),
+        "device": subprocess.run(
+            ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True
+        ).stdout.strip(),
         "heads": options.heads,
         "baselines": baselines(shapes, heads),
         "results": [],
     }
     fp16 = {(row["batch"], row["context"]): row["microseconds"] for row in report["baselines"] if row["what"] == "cudnn"}
     for row in report["baselines"]:
-        print(" ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()), flush=True)
+        print(
+            " ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()), flush=True
+        )
     for recipe in options.recipes.split(","):
         for batch, context in shapes:
             command = [options.driver, recipe, str(batch), str(context), *map(str, heads)]
@@ -88,9 +99,12 @@ def main():
                 row = {"recipe": recipe, "batch": batch, "context": context, "failure": str(failure)[:200]}
             if "microseconds" in row:
                 row["times_fp16"] = fp16[batch, context] / row["microseconds"]
-                print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['microseconds']:9.1f} us {row['terabytes_per_second']:6.2f} TB/s "
-                      f"{row['bytes_per_token_head']:7.2f} B {row['times_fp16']:6.2f}x error {row['error']:.1e} "
-                      f"pack {row['commit_gigabytes_per_second']:.0f} GB/s host {row['host_attend_us']:.1f} us", flush=True)
+                print(
+                    f"{recipe:14s} {batch:3d}x{context:<7d} {row['microseconds']:9.1f} us {row['terabytes_per_second']:6.2f} TB/s "
+                    f"{row['bytes_per_token_head']:7.2f} B {row['times_fp16']:6.2f}x error {row['error']:.1e} "
+                    f"pack {row['commit_gigabytes_per_second']:.0f} GB/s host {row['host_attend_us']:.1f} us",
+                    flush=True,
+                )
             else:
                 print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['failure']}", flush=True)
             report["results"].append(row)

@@ -85,14 +85,7 @@ TEST_CASE("every preset costs what the table of section 8 says") {  // A6 to A9
     int digits;
   };
   const Figure table[] = {
-      {"fp16", 16, 16, 16, 4},          {"kivi-2", 2.25, 2.25, 0, 4},       {"kivi-2-g32", 3, 3, 3, 4},
-      {"polar-2", 2.25, 0, 0, 4},       {"kitty", 2.3883, 0, 0, 4},         {"pnmix", 2.2634, 0, 0, 4},
-      {"pnmix-g64", 2.2946, 0, 0, 4},   {"tq-2", 2.125, 2.125, 2.125, 3},   {"tq-3", 3.125, 3.125, 3.125, 3},
-      {"tq-4", 4.125, 4.125, 4.125, 3}, {"tq-1.585", 1.725, 1.725, 1.725, 3}, {"tq-2.322", 2.458, 2.458, 2.458, 3},
-      {"tq-2.585", 2.725, 2.725, 2.725, 3}, {"tq-split", 2.75, 2.75, 2.75, 2}, {"semkv", 2.65, 2.65, 2.65, 2},
-      {"semkv-tq", 2.525, 2.525, 2.525, 3}, {"semkv-tq-2", 2.025, 2.025, 2.025, 3}, {"kvq-2", 2.2635, 1.6765, 1.970, 4},
-      {"kvq-2.5", 2.8879, 2.0762, 2.482, 4}, {"kvq-3", 3.2625, 2.6756, 2.969, 4}, {"tq-2c", 2.1267, 0, 0, 4},
-      {"tq-3c", 3.1266, 0, 0, 4}};
+      {"fp16", 16, 16, 16, 4}, {"kivi-2", 2.25, 2.25, 0, 4}, {"kivi-2-g32", 3, 3, 3, 4}, {"polar-2", 2.25, 0, 0, 4}, {"kitty", 2.3883, 0, 0, 4}, {"pnmix", 2.2634, 0, 0, 4}, {"pnmix-g64", 2.2946, 0, 0, 4}, {"tq-2", 2.125, 2.125, 2.125, 3}, {"tq-3", 3.125, 3.125, 3.125, 3}, {"tq-4", 4.125, 4.125, 4.125, 3}, {"tq-1.585", 1.725, 1.725, 1.725, 3}, {"tq-2.322", 2.458, 2.458, 2.458, 3}, {"tq-2.585", 2.725, 2.725, 2.725, 3}, {"tq-split", 2.75, 2.75, 2.75, 2}, {"semkv", 2.65, 2.65, 2.65, 2}, {"semkv-tq", 2.525, 2.525, 2.525, 3}, {"semkv-tq-2", 2.025, 2.025, 2.025, 3}, {"kvq-2", 2.2635, 1.6765, 1.970, 4}, {"kvq-2.5", 2.8879, 2.0762, 2.482, 4}, {"kvq-3", 3.2625, 2.6756, 2.969, 4}, {"tq-2c", 2.1267, 0, 0, 4}, {"tq-3c", 3.1266, 0, 0, 4}};
   const std::vector<kvq_layer> layers = {layer_of(8, 4, 128)};
   for (const Figure &figure : table) {
     const uint64_t tokens = find_preset(figure.preset)->rule.sinks + 32768;
@@ -129,7 +122,9 @@ TEST_CASE("chanmix costs what its profile says, pmkvq what its budgets leave") {
   const std::vector<kvq_layer> layers(32, layer_of(8, 4, 128));
   Bytes bits;
   for (int head = 0; head < 32 * 8; ++head)  // floor(256 / 10) = 25 heads at 4 bits; in the others quarters of 3 and 1 bits
-    for (int c = 0; c < 128; ++c) bits.push_back(uint8_t(head < 25 ? 4 : c < 32 ? 3 : c < 64 ? 1 : 2));
+    for (int c = 0; c < 128; ++c) bits.push_back(uint8_t(head < 25 ? 4 : c < 32 ? 3
+                                                                     : c < 64   ? 1
+                                                                                : 2));
   near_figure(account_of("chanmix", layers, 32768, bits).effective_bits_k, 2.3203, 4, "chanmix");
 
   const std::vector<kvq_layer> one = {layer_of(2, 2, 64), layer_of(1, 1, 128, 32)};
@@ -441,8 +436,10 @@ TEST_CASE("a fork costs no copy of the packed tokens") {  // A10
     const kvq_seq child = m.fork(s);
     const uint64_t grown = stats(m.cache).bytes_used - before;
     m.remove(child);
-    if (first == 0) first = grown;
-    else REQUIRE(grown <= first + 128 * 2 * 2 * 64 * 2 + 24 * tokens / 64);  // one raw page, and its list of pages
+    if (first == 0)
+      first = grown;
+    else
+      REQUIRE(grown <= first + 128 * 2 * 2 * 64 * 2 + 24 * tokens / 64);  // one raw page, and its list of pages
   }
 }
 

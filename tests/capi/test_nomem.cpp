@@ -88,8 +88,7 @@ TEST_CASE("a prompt that runs out of memory can be given again") {
       starve(poor.memory, "final of a layer", [&] {
         auto desc = sized<kvq_prefill>();
         desc.layer = 1, desc.flags = KVQ_PREFILL_FINAL;
-        return kvq_prefill_commit(m.cache, s, &desc, nullptr);
-      }, [&] { REQUIRE(lengths(m.cache, s).committed == 0); });
+        return kvq_prefill_commit(m.cache, s, &desc, nullptr); }, [&] { REQUIRE(lengths(m.cache, s).committed == 0); });
       starve(poor.memory, "final", [&] { return m.finish(s); }, [&] { REQUIRE(lengths(m.cache, s).committed == 0); });
       REQUIRE(lengths(m.cache, s).committed == 1);
       for (uint32_t layer = 0; layer < 2; ++layer)
@@ -123,8 +122,7 @@ TEST_CASE("a step that runs out of memory can be tried again") {
           ok(kvq_append(m.cache, step, layer, k.view(), v.view(), nullptr, nullptr));
         }
         const Floats scores = m.text.scores(news);
-        starve(poor.memory, "step_end", [&] { return kvq_step_end(m.cache, step, nullptr, scores.data()); },
-               [&] { m.check_lengths(a); m.check_lengths(b); });
+        starve(poor.memory, "step_end", [&] { return kvq_step_end(m.cache, step, nullptr, scores.data()); }, [&] { m.check_lengths(a); m.check_lengths(b); });
         rich.append(ra, part(news, 0, counts[0])), rich.append(rb, part(news, counts[0], news.size()));
         m.appended(a, part(news, 0, counts[0])), m.appended(b, part(news, counts[0], news.size()));
         for (const auto &[poor_seq, rich_seq] : {std::pair{a, ra}, {b, rb}})
@@ -151,24 +149,21 @@ TEST_CASE("forks, truncations, turns, policies and exports that run out of memor
       const auto unchanged = watch(m, s);
       kvq_seq child = 0, short_child = 0;
       starve(poor.memory, "fork", [&] { return kvq_seq_fork(m.cache, s, UINT64_MAX, &child); }, [&] { REQUIRE(child == 0); unchanged(); });
-      starve(poor.memory, "fork inside a block", [&] { return kvq_seq_fork(m.cache, s, 45, &short_child); },
-             [&] { REQUIRE(short_child == 0); unchanged(); });
+      starve(poor.memory, "fork inside a block", [&] { return kvq_seq_fork(m.cache, s, 45, &short_child); }, [&] { REQUIRE(short_child == 0); unchanged(); });
       starve(poor.memory, "end_turn", [&] { return kvq_end_turn(m.cache, child); }, unchanged);
       starve(poor.memory, "truncate of a shared tail", [&] { return kvq_seq_truncate(m.cache, child, 126); }, unchanged);
       starve(poor.memory, "truncate of a shared block", [&] { return kvq_seq_truncate(m.cache, child, 50); }, unchanged);
       Floats row(32 * 129);
       starve(poor.memory, "export_values", [&] { return kvq_export_values(m.cache, s, 1, 1, 0, 0, 129, row.data()); }, unchanged);
       Bytes wire(4096);
-      starve(poor.memory, "export_wire", [&] { return kvq_export_wire(m.cache, s, 1, 1, 0, 0, wire.data(), wire.size(), nullptr, nullptr); },
-             unchanged);
+      starve(poor.memory, "export_wire", [&] { return kvq_export_wire(m.cache, s, 1, 1, 0, 0, wire.data(), wire.size(), nullptr, nullptr); }, unchanged);
       size_t needed = 0;
       if (kvq_policy_get(m.cache, s, nullptr, 0, &needed) == KVQ_E_SIZE) {
         Bytes blob(needed);
         starve(poor.memory, "policy_get", [&] { return kvq_policy_get(m.cache, s, blob.data(), blob.size(), nullptr); }, unchanged);
         const kvq_seq empty = m.create();
         if (!m.preset.rule.semkv && kvq_policy_get(m.cache, 0, nullptr, 0, &needed) != KVQ_E_SIZE)
-          starve(poor.memory, "policy_set", [&] { return kvq_policy_set(m.cache, empty, blob.data(), blob.size()); },
-                 [&] { m.check_lengths(empty); unchanged(); });
+          starve(poor.memory, "policy_set", [&] { return kvq_policy_set(m.cache, empty, blob.data(), blob.size()); }, [&] { m.check_lengths(empty); unchanged(); });
       }
       unchanged();
     }
@@ -187,8 +182,7 @@ TEST_CASE("calibration that runs out of memory can go on") {
       starve(poor.memory, "calibrate", [&] { return kvq_calibrate(m.cache, &data); }, [] {});
     }
     size_t needed = 0;
-    starve(poor.memory, "calibrate_finish", [&] { return kvq_calibrate_finish(m.cache); },
-           [&] { refused(kvq_policy_get(m.cache, 0, nullptr, 0, &needed), KVQ_E_STATE); });
+    starve(poor.memory, "calibrate_finish", [&] { return kvq_calibrate_finish(m.cache); }, [&] { refused(kvq_policy_get(m.cache, 0, nullptr, 0, &needed), KVQ_E_STATE); });
     const Bytes blob = policy_blob(m.cache, 0);
     Mirror rich(Setup{.recipe = "blockgtq-k3v3", .layers = m.setup.layers});
     for (uint32_t layer = 0; layer < 2; ++layer) {

@@ -20,9 +20,33 @@ uint64_t number(const char *name, uint64_t otherwise) {
 
 // Presets, and codecs that no preset has.
 const char *const kRecipes[] = {
-    "fp16", "kivi-2", "kivi-2-g32", "polar-2", "kitty", "pnmix", "pnmix-g64", "tq-2", "tq-3", "tq-4", "tq-1.585", "tq-2.322", "tq-2.585",
-    "tq-split", "semkv", "semkv-tq", "semkv-tq-2", "blockgtq-k3v3", "blockgtq-k3v2", "blockgtq-k2v2", "blockgtq-k3v3-fast",
-    "blockgtq-k2v2-fast", "kvq-2", "kvq-2.5", "kvq-3", "tq-2c", "tq-3c",
+    "fp16",
+    "kivi-2",
+    "kivi-2-g32",
+    "polar-2",
+    "kitty",
+    "pnmix",
+    "pnmix-g64",
+    "tq-2",
+    "tq-3",
+    "tq-4",
+    "tq-1.585",
+    "tq-2.322",
+    "tq-2.585",
+    "tq-split",
+    "semkv",
+    "semkv-tq",
+    "semkv-tq-2",
+    "blockgtq-k3v3",
+    "blockgtq-k3v2",
+    "blockgtq-k2v2",
+    "blockgtq-k3v3-fast",
+    "blockgtq-k2v2-fast",
+    "kvq-2",
+    "kvq-2.5",
+    "kvq-3",
+    "tq-2c",
+    "tq-3c",
     "k=lloyd(levels=7,scale=ls);v=lloyd(levels=32,scale=unbiased);block=16",
     "k=lloyd(levels=64,scale=plain,params=e5m3);v=lloyd(levels=128,rotate=0);block=1",
     "k=affine-token(levels=5,group=D,rotate=1,center=1);v=affine-token(levels=7,group=8);block=7;recent=3",
@@ -33,8 +57,7 @@ const char *const kRecipes[] = {
 struct Shape {
   uint32_t kv_heads, ratio, dim_k, dim_v;
 };
-const Shape kShapes[] = {{1, 1, 128, 128}, {2, 4, 128, 128}, {2, 1, 64, 64}, {1, 5, 128, 64}, {2, 8, 128, 128},
-                         {1, 3, 96, 96},   {1, 2, 80, 48},   {1, 16, 128, 128}, {3, 2, 128, 128}, {1, 2, 256, 256}, {1, 8, 64, 64}, {2, 4, 256, 256}};
+const Shape kShapes[] = {{1, 1, 128, 128}, {2, 4, 128, 128}, {2, 1, 64, 64}, {1, 5, 128, 64}, {2, 8, 128, 128}, {1, 3, 96, 96}, {1, 2, 80, 48}, {1, 16, 128, 128}, {3, 2, 128, 128}, {1, 2, 256, 256}, {1, 8, 64, 64}, {2, 4, 256, 256}};
 
 class Side {
  public:
@@ -59,7 +82,7 @@ class Pair {
     layers.assign(1 + random.below(2), layer_of(shape.kv_heads, shape.ratio, shape.dim_k, shape.dim_v));
     for (kvq_layer &layer : layers) layer.rope_layout = uint32_t(random.below(2));
     for (uint32_t side = 0; side < 2; side++) sides[side] = std::make_unique<Side>(side, recipe, layers.data(), uint32_t(layers.size()));
-      seqs.emplace_back();
+    seqs.emplace_back();
     for (int i = 0; i < 2; i++) ok(kvq_seq_create(sides[i]->cache, &seqs[0][i]));
   }
 

@@ -74,9 +74,14 @@ inline const char *const kK4V4 = "k=affine-channel(levels=16,group=32);v=affine-
 // ---- tensors
 
 // How elements lie in memory.
-enum class Lay { packed, padded, head_first };
+enum class Lay {
+  packed,
+  padded,
+  head_first
+};
 
-inline size_t element_size(uint32_t dtype) { return dtype == KVQ_DTYPE_F64 ? 8 : dtype == KVQ_DTYPE_F32 ? 4 : 2; }
+inline size_t element_size(uint32_t dtype) { return dtype == KVQ_DTYPE_F64 ? 8 : dtype == KVQ_DTYPE_F32 ? 4
+                                                                                                        : 2; }
 
 inline uint16_t bf16_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);

@@ -49,8 +49,7 @@ class Mirror {
   bool near_truth;             // compare packed tokens with the truth: not with chanmix, whose 1-bit channels sit at the extremes
 
   explicit Mirror(const Setup &s, uint64_t stream = 1, uint32_t input_dtype = KVQ_DTYPE_F32)
-      : setup(s), preset(promises(s.recipe)), cache(s), text(s.layers, stream, input_dtype), dtype(input_dtype),
-        near_truth(s.recipe.find("chanmix") == s.recipe.npos) {}
+      : setup(s), preset(promises(s.recipe)), cache(s), text(s.layers, stream, input_dtype), dtype(input_dtype), near_truth(s.recipe.find("chanmix") == s.recipe.npos) {}
 
   uint32_t layers() const { return uint32_t(setup.layers.size()); }
   uint32_t owner(uint32_t layer) const { return setup.layers[layer].kv_source ? setup.layers[layer].kv_source - 1 : layer; }
@@ -346,14 +345,16 @@ class Mirror {
     for (float &x : q) x = entry(x);
     const Floats k = extended(before.k[layer], before.tokens, layer, Text::K, appended ? news : Ids{});
     const Floats v = extended(before.v[layer], before.tokens, layer, Text::V, appended ? news : Ids{});
-    const uint32_t window = look.window == 0 ? shape.window : look.window == UINT32_MAX ? 0 : look.window;
+    const uint32_t window = look.window == 0 ? shape.window : look.window == UINT32_MAX ? 0
+                                                                                        : look.window;
     const size_t tokens = before.tokens + (appended ? n : 0);
     if (tokens == 0) return check_empty(layer, seen, first, n, look, learned);
     const Attended want = attend({tokens, n, shape.q_heads, shape.kv_heads, shape.dim_k, value_dim, q.data(), k.data(), v.data(),
                                   look.scale, look.softcap, window, look.sinks ? learned.data() : nullptr});
     double largest = 0;
     for (float x : v) largest = std::max(largest, std::fabs(double(x)));
-    const double rounding = look.out_dtype == KVQ_DTYPE_F32 ? 0 : look.out_dtype == KVQ_DTYPE_F16 ? 0x1p-11 : 0x1p-8;
+    const double rounding = look.out_dtype == KVQ_DTYPE_F32 ? 0 : look.out_dtype == KVQ_DTYPE_F16 ? 0x1p-11
+                                                                                                  : 0x1p-8;
     for (size_t row = 0; row < n * shape.q_heads; ++row) {
       const float *got = &seen.out[layer][(first * shape.q_heads + row) * value_dim];
       const double *expected = &want.out[row * value_dim];

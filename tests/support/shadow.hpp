@@ -29,7 +29,11 @@ inline Ids part(const Ids &all, size_t begin, size_t end) { return Ids(all.begin
 
 class Text {
  public:
-  enum Kind { K, V, Q };
+  enum Kind {
+    K,
+    V,
+    Q
+  };
 
   Text(std::vector<kvq_layer> layers, uint64_t stream, uint32_t dtype = KVQ_DTYPE_F32)
       : layers_(std::move(layers)), stream_(stream), dtype_(dtype) {
@@ -76,7 +80,8 @@ class Text {
     const float sign = layer % 2 ? -1 : 1, shift = kind == Q ? 0.0f : 0.25f * float(layer);
     for (size_t i = 0; i < result.size(); ++i) {
       const bool first = i / width / per_kv == 0;
-      const float value = first ? result[i] : kind == Q ? result[i] / 10 : 10 * result[i] + 3;
+      const float value = first ? result[i] : kind == Q ? result[i] / 10
+                                                        : 10 * result[i] + 3;
       result[i] = round_to(sign * (value + shift), dtype_);
     }
     return result;
@@ -230,8 +235,10 @@ inline Setup preset_setup(const std::string &name, const std::vector<kvq_layer> 
     for (uint32_t h = 0; h < layer.kv_heads; ++h, ++head)
       for (uint32_t c = 0; c < layer.dim_k; ++c) data->bits.push_back(head % 10 == 0 ? 4 : "\3\2\1\2"[(c + head) % 4]);
   }
-  if (name == "chanmix") data->table.bits = data->bits.data(), data->table.n_bits = data->bits.size();
-  else data->table.budgets = data->budgets.data(), data->table.n_budgets = data->budgets.size();
+  if (name == "chanmix")
+    data->table.bits = data->bits.data(), data->table.n_bits = data->bits.size();
+  else
+    data->table.budgets = data->budgets.data(), data->table.n_budgets = data->budgets.size();
   setup.recipe_data = &data->table;
   setup.owned = data;
   return setup;
@@ -239,9 +246,7 @@ inline Setup preset_setup(const std::string &name, const std::vector<kvq_layer> 
 
 // What a recipe text promises: those of its preset, if it begins with one, and its own fields.
 inline Preset promises(const std::string &recipe) {
-  Preset result{"", {}, recipe.find("pnmix") != recipe.npos || recipe.find("blockgtq") != recipe.npos ||
-                            recipe.find("pair-widths") != recipe.npos,
-                recipe.find("policy=") != recipe.npos || recipe.find("center=1") != recipe.npos};
+  Preset result{"", {}, recipe.find("pnmix") != recipe.npos || recipe.find("blockgtq") != recipe.npos || recipe.find("pair-widths") != recipe.npos, recipe.find("policy=") != recipe.npos || recipe.find("center=1") != recipe.npos};
   result.rule.semkv = recipe.find("semkv") != recipe.npos;
   for (size_t begin = 0; begin <= recipe.size();) {
     const size_t end = std::min(recipe.find(';', begin), recipe.size());

@@ -47,7 +47,9 @@ METHODS = (
     Method("Block-GTQ, 2 bits", "width-groups()", "blockgtq(avg=2)", "bits"),
     Method("TQ, 3 bits", "lloyd(levels=8)"),
     Method("Block-GTQ, 3 bits", "width-groups()", "blockgtq(avg=3)", "bits"),
-    Method("kvq-2 keys", f"channel-widths(group={GROUP},midpoint=1)", "pair-widths(avg=2,bmin=1,bmax=4,unit=4,score=q-var)", "bits"),
+    Method(
+        "kvq-2 keys", f"channel-widths(group={GROUP},midpoint=1)", "pair-widths(avg=2,bmin=1,bmax=4,unit=4,score=q-var)", "bits"
+    ),
 )
 
 
