@@ -123,6 +123,12 @@ bool mapped(const std::string &name) {
 }  // namespace
 
 TEST_CASE("opening, using and closing the library 100 times leaves no thread and no memory behind") {
+  // The CUDA runtime in a library that has it keeps a table of what was registered; it has its full size after some hundred openings.
+  for (int opening = 0; opening < (KVQ_SANITIZED ? 0 : 1000); ++opening) {
+    void *handle = dlopen(KVQ_LIBRARY_FILE, RTLD_NOW | RTLD_LOCAL);
+    REQUIRE(handle);
+    REQUIRE(dlclose(handle) == 0);
+  }
   long threads_before = 0;
   size_t bytes_before = 0;
   for (int round = 0; round < 100; ++round) {
