@@ -3,22 +3,19 @@
 // For every context length all recipes hold the same prompt at once and are timed in turn, round by round, so that a change of
 // the machine's speed meets all of them; ratios are taken within a round, and medians over rounds are reported.  Every result is
 // checked against float64 attention over the values that the cache exports.
-#include <cjson/cJSON.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "kvq/kvq.h"
+#include "calls.hpp"
 #include "oracle.hpp"
 #include "random.hpp"
+#include "report.hpp"
 
 namespace {
 
@@ -29,29 +26,10 @@ struct Options {
   std::string json;
 };
 
-template <class T>
-T sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
-}
-
-void check(int32_t status) {
-  if (status == KVQ_OK) return;
-  char detail[512] = "";
-  kvq_error_detail(detail, sizeof detail, nullptr);
-  throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + detail);
-}
-
 kvq_tensor tensor(std::vector<float> &rows, size_t offset = 0) {
   kvq_tensor t = sized<kvq_tensor>();
   t.data = rows.data() + offset;
   return t;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 // The prompt that every recipe gets, and the queries.
@@ -202,13 +180,6 @@ void measure(const Options &o, uint64_t context, cJSON *results) {
   }
 }
 
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -227,19 +198,9 @@ int main(int argc, char **argv) {
   CLI11_PARSE(app, argc, argv);
 
   kvq_backend_info cpu = sized<kvq_backend_info>();
-  cJSON *report = cJSON_CreateObject();
+  cJSON *report = begin_report("kvq-bench", argc, argv);
   try {
     check(kvq_backend_query(0, &cpu));
-    std::string command;
-    for (int i = 0; i < argc; ++i) command += (i ? " " : "") + std::string(i ? argv[i] : "kvq-bench");
-    char date[32];
-    const std::time_t now = std::time(nullptr);
-    std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-    const char *revision = std::getenv("KVQ_REVISION");
-    cJSON_AddStringToObject(report, "command", command.c_str());
-    cJSON_AddStringToObject(report, "date", date);
-    cJSON_AddStringToObject(report, "revision", revision ? revision : "");
-    cJSON_AddStringToObject(report, "device", processor().c_str());
     cJSON_AddStringToObject(report, "path", cpu.path);
     cJSON_AddStringToObject(report, "library", kvq_version_string());
     cJSON *results = cJSON_AddArrayToObject(report, "results");
@@ -250,10 +211,6 @@ int main(int argc, char **argv) {
     std::fprintf(stderr, "kvq-bench: %s\n", failure.what());
     return 1;
   }
-  if (!o.json.empty()) {
-    char *text = cJSON_Print(report);
-    std::ofstream(o.json) << text << '\n';
-    cJSON_free(text);
-  }
+  write_report(report, o.json);
   cJSON_Delete(report);
 }

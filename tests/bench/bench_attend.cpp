@@ -3,24 +3,23 @@
 //
 // Pages lie in memory in random order, as in a cache that has been used.  Rounds alternate between the two ways, times are medians,
 // and the result is checked against float64 over the decoded values.
-#include <cjson/cJSON.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "calls.hpp"
 #include "cpu/cpu_backend.h"
 #include "half.hpp"
 #include "oracle.hpp"
 #include "random.hpp"
 #include "recipe/recipe.h"
+#include "report.hpp"
 
 namespace {
 
@@ -32,22 +31,12 @@ struct Options {
   std::string json;
 };
 
-void check(kvq::Status status) {
-  if (status != KVQ_OK) throw std::runtime_error(kvq::failure_detail());
-}
-
 kvq_tensor tensor_of(const void *data, uint32_t heads, uint32_t dim) {
-  kvq_tensor tensor{};
-  tensor.struct_size = sizeof tensor;
+  kvq_tensor tensor = sized<kvq_tensor>();
   tensor.data = const_cast<void *>(data);
   tensor.token_stride = int64_t(heads) * dim;
   tensor.head_stride = dim;
   return tensor;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 // Time of the processor for one thread, which other programs disturb less; of the wall for several.
@@ -360,13 +349,6 @@ void measure(const std::string &recipe, uint64_t tokens, const Options &o, cJSON
   cJSON_AddItemToArray(results, result);
 }
 
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -387,19 +369,9 @@ int main(int argc, char **argv) {
   app.add_option("--json", o.json, "write the results to this file");
   CLI11_PARSE(app, argc, argv);
 
-  std::string command = "kvq-bench-attend";
-  for (int i = 1; i < argc; i++) command += std::string(" ") + argv[i];
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  cJSON *report = cJSON_CreateObject();
-  cJSON_AddStringToObject(report, "command", command.c_str());
-  cJSON_AddStringToObject(report, "date", date);
-  const char *revision = std::getenv("KVQ_REVISION");
-  cJSON_AddStringToObject(report, "revision", revision ? revision : "");
+  cJSON *report = begin_report("kvq-bench-attend", argc, argv);
   const char *tunables = std::getenv("GLIBC_TUNABLES");  // glibc.malloc.hugetlb=1: pages of 2 MiB
   cJSON_AddStringToObject(report, "tunables", tunables ? tunables : "");
-  cJSON_AddStringToObject(report, "device", processor().c_str());
   cJSON *results = cJSON_AddArrayToObject(report, "results");
   std::printf("%s, KVQ_TEST_SEED=%llu\n%-9s %8s  %-20s %8s %8s %7s %7s %8s %7s %9s\n", processor().c_str(),
               (unsigned long long)kvq_test::seed(), "path", "T", "recipe", "ns", "best", "bytes", "GB/s", "naive", "times", "error/tol");
@@ -414,10 +386,6 @@ int main(int argc, char **argv) {
     std::fprintf(stderr, "kvq-bench-attend: %s\n", failure.what());
     return 1;
   }
-  if (!o.json.empty()) {
-    char *text = cJSON_Print(report);
-    std::ofstream(o.json) << text << '\n';
-    cJSON_free(text);
-  }
+  write_report(report, o.json);
   cJSON_Delete(report);
 }

@@ -3,22 +3,20 @@
 // A prompt's cost is split where the ABI splits it: `stage` is the chunks (entry, raw pages, statistics), `pack` is FINAL (policy,
 // encoding, page layout).  Beside the rate of fp16 input stands the share of one fp32 matrix product that reads the same rows:
 // [tokens][heads * dim] times a square matrix, at the rate at which this core can multiply and add at most.
-#include <cjson/cJSON.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <memory_resource>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "calls.hpp"
 #include "codec/codec.h"
 #include "half.hpp"
-#include "kvq/kvq.h"
 #include "random.hpp"
+#include "report.hpp"
 
 namespace {
 
@@ -33,30 +31,11 @@ struct Options {
   std::string json;
 };
 
-template <class T>
-T sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
-}
-
-void check(int32_t status) {
-  if (status == KVQ_OK) return;
-  char detail[512] = "";
-  kvq_error_detail(detail, sizeof detail, nullptr);
-  throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + detail);
-}
-
 // Processor time, which other programs disturb less than the wall's.
 double now() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + ptrdiff_t(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 // Multiply-adds of fp32 per second that this core reaches without touching memory.
@@ -191,32 +170,6 @@ cJSON *codec_row(const std::string &text, const Options &o, const Data &data) {
   return row;
 }
 
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-std::string joined(int argc, char **argv) {
-  std::string text = "kvq-bench-pack";
-  for (int i = 1; i < argc; i++) text += std::string(" ") + argv[i];
-  return text;
-}
-
-void describe(const std::string &command, const std::string &path, double rate, cJSON *report) {
-  char date[32];
-  const std::time_t time = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
-  const char *revision = std::getenv("KVQ_REVISION");
-  cJSON_AddStringToObject(report, "command", command.c_str());
-  cJSON_AddStringToObject(report, "date", date);
-  cJSON_AddStringToObject(report, "revision", revision ? revision : "");
-  cJSON_AddStringToObject(report, "device", processor().c_str());
-  cJSON_AddStringToObject(report, "path", path.c_str());
-  cJSON_AddNumberToObject(report, "multiply_adds_per_second", rate);
-}
-
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -232,12 +185,13 @@ int main(int argc, char **argv) {
   app.add_option("--rounds", o.rounds, "timed runs of each")->capture_default_str()->check(CLI::Range(1, 1000));
   app.add_option("--json", o.json, "write the results to this file");
   CLI11_PARSE(app, argc, argv);
-  cJSON *report = cJSON_CreateObject();
+  cJSON *report = begin_report("kvq-bench-pack", argc, argv);
   try {
     kvq_backend_info cpu = sized<kvq_backend_info>();
     check(kvq_backend_query(0, &cpu));
     const double rate = multiply_adds();
-    describe(joined(argc, argv), cpu.path, rate, report);
+    cJSON_AddStringToObject(report, "path", cpu.path);
+    cJSON_AddNumberToObject(report, "multiply_adds_per_second", rate);
     Data data(o);
     std::printf("%s, %s, %.1f G multiply-adds/s\n%-24s %8s %8s %8s %8s %9s %9s\n", processor().c_str(), cpu.path, rate * 1e-9, "GB/s of K and V",
                 "stage", "pack", "commit", "with Q", "ns/elem", "product");
@@ -249,10 +203,6 @@ int main(int argc, char **argv) {
     std::fprintf(stderr, "kvq-bench-pack: %s\n", failure.what());
     return 1;
   }
-  if (!o.json.empty()) {
-    char *text = cJSON_Print(report);
-    std::ofstream(o.json) << text << '\n';
-    cJSON_free(text);
-  }
+  write_report(report, o.json);
   cJSON_Delete(report);
 }

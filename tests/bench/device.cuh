@@ -2,30 +2,16 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "kvq/kvq.h"
+#include "calls.hpp"
 
-inline void check(int32_t status) {
-  if (status == KVQ_OK) return;
-  char detail[512] = "";
-  kvq_error_detail(detail, sizeof detail, nullptr);
-  throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + detail);
-}
 inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-}
-
-template <class T>
-T sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
 }
 
 // Normal numbers by a hash of their index (Box-Muller).
@@ -53,11 +39,6 @@ struct DeviceRows {
   size_t n;
   uint16_t *data = nullptr;
 };
-
-inline double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 inline double since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
