@@ -3,6 +3,7 @@
 // Logits are kept in base 2: a row's state is m (a reference), l = sum of 2^(logit - m) and o = sum of 2^(logit - m) * value.
 #pragma once
 #include "codec/row_rules.h"
+#include "cuda/enter.cuh"
 #include "cuda/plan.h"
 #include "kvq/kvq.h"
 #include "util/fp.h"
@@ -45,19 +46,6 @@ __device__ inline Visible visible(const Item &item, const AttendArguments &a, ui
   return {a.window && end > a.window ? end - a.window : 0, end};
 }
 
-__device__ inline float load_input(const DeviceTensor &x, int64_t at) {
-  switch (x.dtype) {
-    case KVQ_DTYPE_F16:
-      return half_to_float(static_cast<const uint16_t *>(x.data)[at]);
-    case KVQ_DTYPE_BF16:
-      return __uint_as_float(uint32_t(static_cast<const uint16_t *>(x.data)[at]) << 16);
-    case KVQ_DTYPE_F64:
-      return float(static_cast<const double *>(x.data)[at]);
-    default:
-      return static_cast<const float *>(x.data)[at];
-  }
-}
-
 // Have a line in the L2 cache soon.
 __device__ inline void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
@@ -74,8 +62,8 @@ __device__ inline void prefetch_queries(const Item &item, const AttendArguments 
 __device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
   if (row >= item.rows) return 0.0f;
   const uint32_t token = item.sequence->first_query + row_query(item, a, row), head = row_head(item, a, row);
-  const float x = load_input(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
-  if ((__float_as_uint(x) & 0x7f800000u) == 0x7f800000u) {
+  const float x = load_element(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
+  if (!is_finite(x)) {
     atomicMin(&a.findings->bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
     return 0.0f;
   }

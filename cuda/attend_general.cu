@@ -199,12 +199,8 @@ __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, co
   for (uint32_t i = threadIdx.x; i < shape.dim_k + shape.dim_v; i += blockDim.x) {
     const uint32_t tensor = i >= shape.dim_k, channel = tensor ? i - shape.dim_k : i, dim = tensor ? shape.dim_v : shape.dim_k;
     const DeviceTensor &x = tensor ? v : k;
-    const float value = load_input(x, int64_t(token) * x.token_stride + int64_t(head) * x.head_stride + channel);
-    const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
-    const bool finite = bits < 0x7f800000u;
-    if (!finite) atomicMin(&findings->bad, static_cast<unsigned long long>(bad_key(token, tensor, head, channel)));
-    if (finite && bits > 0x477fe000u) atomicAdd(&findings->saturated, 1ull);
-    page[shape.row(head, tensor, to.row) + raw_place(dim, channel)] = finite ? float_to_half(value) : uint16_t(0);
+    const float value = load_element(x, int64_t(token) * x.token_stride + int64_t(head) * x.head_stride + channel);
+    page[shape.row(head, tensor, to.row) + raw_place(dim, channel)] = enter(value, bad_key(token, tensor, head, channel), findings);
   }
 }
 
