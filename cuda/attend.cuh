@@ -20,7 +20,7 @@ struct Item {
 __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
   const ShareEntry &share = plan.shares[index / a.kv_heads];
   Item item;
-  item.sequence = plan.sequences + share.sequence;
+  item.sequence = &share.sequence;
   item.head = index % a.kv_heads;
   item.split = share.split;
   item.first_row = share.block * plan.item_rows;
@@ -56,6 +56,15 @@ __device__ inline float load_input(const DeviceTensor &x, int64_t at) {
     default:
       return static_cast<const float *>(x.data)[at];
   }
+}
+
+// Have the queries of an item in the L2 cache soon.
+__device__ inline void prefetch_queries(const Item &item, const AttendArguments &a) {
+  const uint32_t size = a.q.dtype == KVQ_DTYPE_F64 ? 8 : a.q.dtype == KVQ_DTYPE_F32 ? 4 : 2, lines = (a.dim_k * size + 127) / 128;
+  const uint32_t row = threadIdx.x / lines, line = threadIdx.x % lines;
+  if (row >= item.rows) return;
+  const int64_t at = int64_t(item.sequence->first_query + row_query(item, a, row)) * a.q.token_stride + int64_t(row_head(item, a, row)) * a.q.head_stride;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.q.data) + at * size + line * 128));
 }
 
 // Element of a query, entered by rule 1.4; what is not finite is +0 and reported.
@@ -116,18 +125,16 @@ __device__ inline void store_output(const DeviceTensor &x, int64_t at, float val
     static_cast<float *>(data)[at] = value;
 }
 
-// Sums of all splits of a group, in the order of splits, by the block that came last.  weights: [kRowsOf][kMaxSplits] in shared memory.
+// How much every split counts: weights [row][kMaxSplits], and m and l of the sum, from the splits' states.
 template <uint32_t kRowsOf>
-__device__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights) {
-  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
-  const size_t step = size_t(a.kv_heads) * size;
+__device__ void weigh_splits(const float *states, size_t step, uint32_t splits, float *ml, float *weights) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (uint32_t row = warp; row < kRowsOf; row += blockDim.x / 32) {
     float m[kMaxSplits / 32], l[kMaxSplits / 32], top = -1e30f, sum = 0;  // top: below every logit
 #pragma unroll
     for (uint32_t k = 0; k < kMaxSplits / 32; k++) {
       const uint32_t s = 32 * k + lane;
-      const float2 state = s < splits ? __ldcg(reinterpret_cast<const float2 *>(all + s * step + kRowsOf * a.dim_v + 2 * row)) : make_float2(-INFINITY, 0);
+      const float2 state = s < splits ? __ldcg(reinterpret_cast<const float2 *>(states + s * step + 2 * row)) : make_float2(-INFINITY, 0);
       m[k] = state.x, l[k] = state.y, top = fmaxf(top, m[k]);
     }
     for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -140,16 +147,33 @@ __device__ void merge_splits(const Plan &plan, const AttendArguments &a, const I
     for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) ml[2 * row] = sum > 0 ? top : -INFINITY, ml[2 * row + 1] = sum;
   }
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kRowsOf * a.dim_v / 2; i += blockDim.x) {
-    const float *w = weights + 2 * i / a.dim_v * kMaxSplits;
+}
+
+// Sums of all splits of a group, in the order of splits, by the block that came last.  weights: [kRowsOf][kMaxSplits] in shared memory.
+template <uint32_t kRowsOf>
+__device__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights) {
+  constexpr uint32_t kAtOnce = 16;
+  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2), pairs = kRowsOf * a.dim_v / 2;
+  const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
+  const size_t step = size_t(a.kv_heads) * size;
+  for (uint32_t first = 0; first < pairs; first += blockDim.x) {
+    const uint32_t i = first + threadIdx.x;
+    const float *w = weights + 2 * min(i, pairs - 1) / a.dim_v * kMaxSplits;
     float2 sum = make_float2(0, 0);
-#pragma unroll 16
-    for (uint32_t s = 0; s < splits; s++) {
-      const float2 x = __ldcg(reinterpret_cast<const float2 *>(all + s * step) + i);
-      sum.x = fmaf(w[s], x.x, sum.x), sum.y = fmaf(w[s], x.y, sum.y);
+    for (uint32_t begin = 0; begin < splits; begin += kAtOnce) {
+      float2 x[kAtOnce];  // on their way while the weights are made
+#pragma unroll
+      for (uint32_t s = 0; s < kAtOnce; s++)
+        x[s] = i < pairs && begin + s < splits ? __ldcg(reinterpret_cast<const float2 *>(all + (begin + s) * step) + i) : make_float2(0, 0);
+      if (first == 0 && begin == 0) {
+        weigh_splits<kRowsOf>(all + kRowsOf * a.dim_v, step, splits, ml, weights);
+        __syncthreads();
+      }
+#pragma unroll
+      for (uint32_t s = 0; s < kAtOnce; s++)
+        if (begin + s < splits) sum.x = fmaf(w[begin + s], x[s].x, sum.x), sum.y = fmaf(w[begin + s], x[s].y, sum.y);
     }
-    o[2 * i] = sum.x, o[2 * i + 1] = sum.y;
+    if (i < pairs) o[2 * i] = sum.x, o[2 * i + 1] = sum.y;
   }
   __syncthreads();
 }

@@ -14,7 +14,7 @@ struct FusedKernel {
   cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, uint32_t processors, cudaStream_t);
 };
 // By translation unit.
-std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows();
+std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();
 
 // Is there a kernel that reads such pages, alone or with others?
 bool has_fused(uint32_t dim, PagePath path);

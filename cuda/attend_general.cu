@@ -75,7 +75,7 @@ __device__ void decode_tile(const AttendArguments &a, const Item &item, const Pa
     for (uint32_t i = threadIdx.x; i < count * dim; i += blockDim.x) tile[i] = half_to_float(x[i / dim * dim + raw_place(dim, i % dim)]);
     return;
   }
-  const uint8_t *blob = static_cast<const uint8_t *>(page.page) + item.sequence->blobs[page.kind][item.head].offset;
+  const uint8_t *blob = static_cast<const uint8_t *>(page.page) + f->blob;
   if (f->family == Family::polar) {
     for (uint32_t i = threadIdx.x; i < count * dim / 2; i += blockDim.x) {
       const uint32_t token = i / (dim / 2), pair = i % (dim / 2);

@@ -41,22 +41,22 @@ __device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, ui
 
 __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, uint32_t token, uint32_t slot) {
   const Place p = f.tensor ? value_place(token % kTile, slot) : key_place(token % kTile, slot);
-  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + token / kTile * f.tile_stride);
+  const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + tile_offset(f, token / kTile));
   const uint32_t width = f.width[p.unit], y = 2 * p.unit + (p.reg & 1), q = p.reg / 2;
   uint32_t code = 0;
   switch (f.coding) {
     case Coding::nibbles:
       for (uint32_t b = 0; b < width; b++) {
         const BitPlace at = code_bit(width, p.reg, p.byte, b);
-        code |= (words[p.unit * width * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+        code |= (words[unit_word(f, p.unit) * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
       }
-      return plain_code(f.book16, code);
+      return plain_code(width, code);
     case Coding::planes:
       for (uint32_t plane = 0; 2 * plane < width; plane++) {
-        const uint32_t *at = words + 32 * plane_word(f, plane, p.unit);
+        const PlanePlace place = plane_place(f, plane, p.unit);
+        const uint32_t *at = words + place.first + p.lane * place.step;
         const bool crumb = width >= 2 * plane + 2;
-        const uint32_t bits = crumb ? at[2 * p.lane + p.reg / 4] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u
-                                    : at[p.lane] >> (8 * p.byte + 2 * (p.reg % 4) + p.reg / 4) & 1u;
+        const uint32_t bits = crumb ? at[p.reg / 4] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u : at[0] >> (8 * p.byte + 2 * (p.reg % 4) + p.reg / 4) & 1u;
         code |= bits << 2 * plane;
       }
       return code;
@@ -96,12 +96,12 @@ __device__ inline uint32_t page_code(const TensorFormat &f, const uint8_t *blob,
 __device__ inline uint32_t row_param(const TensorFormat &f, uint32_t token, uint32_t i) {
   if (f.family == Family::raw) return f.params + (token * f.dim + raw_place(f.dim, i)) * 2;
   if (f.layout == Layout::streams) return f.params + (token * f.row_params + i) * f.param_bytes;
-  return f.params + token / kTile * f.params_stride + (row_place(token % kTile) * f.row_params + i) * f.param_bytes;
+  return f.params + tile_offset(f, token / kTile) + (i * kTile + row_place(token % kTile)) * f.param_bytes;
 }
 __device__ inline uint32_t column_param(const TensorFormat &f, uint32_t i) {
   if (f.layout == Layout::streams) return f.params + i * f.param_bytes;
   const uint32_t zero = i & 1, slot = i / 2 % f.dim, group = i / 2 / f.dim;
-  return f.params + ((group * 2 + zero) * f.dim + slot) * f.param_bytes;
+  return f.params + group * f.group_stride + (zero * f.dim + slot) * f.param_bytes;
 }
 __device__ inline uint16_t load_stored(const TensorFormat &f, const uint8_t *blob, uint32_t at) {
   return f.param_bytes == 1 ? blob[at] : *reinterpret_cast<const uint16_t *>(blob + at);

@@ -3,6 +3,7 @@
 // A Code decodes a tile unit by unit and hands pairs of units to the matrix instructions of its user, which are K's or V's alike.
 // A permute instruction looks up four codes of a nibble each in a table of eight bytes; bit 3 of a nibble must be 0.
 #pragma once
+#include "codec/books_data.h"
 #include "cuda/layout.h"
 
 namespace kvq::cuda {
@@ -36,6 +37,7 @@ struct LevelTable {
 
 // What a Code says of itself.
 struct CodeTraits {
+  static constexpr uint32_t kWarps = 16;    // of a block: 128 registers a thread; 12: 168
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
   static constexpr bool kSigns = false;     // pairs come with masks of their negative codes, to be subtracted
   static constexpr bool kAffine = false;    // rows have a zero
@@ -49,34 +51,71 @@ struct CodeTraits {
 // Books of 2^W levels.
 template <int W>
 struct Nibbles : CodeTraits {
-  static constexpr bool kSigns = W == 4;
+  static constexpr bool kSigns = W >= 4;
+  static constexpr uint32_t kWarps = kSigns ? 12 : 16;
   __device__ static constexpr int bytes(int units) { return units * W * 128; }
 
+  // Levels, or magnitudes, of 8 * k and on as bytes.
+  static constexpr LevelTable levels(int k) {
+    LevelTable table{0, 0};
+    for (int i = 0; i < 8; i++) {
+      const uint32_t level = uint32_t(book_data::level(W, kSigns ? (1 << (W - 1)) + 8 * k + i : i % (1 << W))) & 0xff;
+      (i < 4 ? table.low : table.high) |= level << 8 * (i % 4);
+    }
+    return table;
+  }
+  // Registers 2 * k and 2 * k + 1 from nibbles.
+  __device__ static __forceinline__ void pair(uint32_t w, LevelTable table, uint32_t &even, uint32_t &odd) {
+    const uint32_t x = w & 0x77777777u;
+    even = permute(table.low, table.high, x), odd = permute(table.low, table.high, x >> 16);
+  }
   __device__ static __forceinline__ void look_up(const uint32_t (&w)[W], LevelTable table, uint32_t (&r)[8]) {
-    if constexpr (W == 2) {
+    if constexpr (W == 1) {
+#pragma unroll
+      for (int b = 0; b < 4; b++) {
+        const uint32_t x = w[0] >> b & 0x11111111u;
+        r[2 * b] = permute(table.low, table.low, x), r[2 * b + 1] = permute(table.low, table.low, x >> 16);
+      }
+    } else if constexpr (W == 2) {
 #pragma unroll
       for (int k = 0; k < 2; k++) {
         const uint32_t x = w[k] & 0x77777777u, y = w[k] >> 2 & 0x77777777u;  // bit 2 of a selector does not matter
-        r[4 * k] = permute(table.low, table.low, x);
-        r[4 * k + 1] = permute(table.low, table.low, x >> 16);
-        r[4 * k + 2] = permute(table.low, table.low, y);
-        r[4 * k + 3] = permute(table.low, table.low, y >> 16);
+        r[4 * k] = permute(table.low, table.low, x), r[4 * k + 1] = permute(table.low, table.low, x >> 16);
+        r[4 * k + 2] = permute(table.low, table.low, y), r[4 * k + 3] = permute(table.low, table.low, y >> 16);
       }
     } else {
 #pragma unroll
-      for (int k = 0; k < W; k++) {
-        const uint32_t x = w[k] & 0x77777777u;
-        r[2 * k] = permute(table.low, table.high, x);
-        r[2 * k + 1] = permute(table.low, table.high, x >> 16);
-      }
+      for (int k = 0; k < (W == 3 ? 3 : 4); k++) pair(w[k], table, r[2 * k], r[2 * k + 1]);
       if constexpr (W == 3) {
         const uint32_t last = (w[0] >> 3 & 0x11111111u) | (w[1] >> 2 & 0x22222222u) | (w[2] >> 1 & 0x44444444u);
-        r[6] = permute(table.low, table.high, last);
-        r[7] = permute(table.low, table.high, last >> 16);
+        r[6] = permute(table.low, table.high, last), r[7] = permute(table.low, table.high, last >> 16);
       }
     }
   }
-  // 16 antisymmetric levels: the table has the magnitudes m, and -m is ~m less a mask of ones.
+  // More than 16 levels: the magnitude's higher bits choose between tables.
+  __device__ static __forceinline__ void look_up_far(const uint32_t (&w)[W], uint32_t (&r)[8]) {
+    look_up(w, levels(0), r);
+#pragma unroll
+    for (int k = 1; k < 1 << (W - 4); k++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        uint32_t x[2];
+        pair(w[i], levels(k), x[0], x[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+          const int reg = 2 * i + odd;
+          uint32_t mask = ~0u;
+#pragma unroll
+          for (int b = 0; b < W - 4; b++) {
+            const uint32_t bits = w[4 + b] << (7 - reg), all = permute(bits, bits, 0xba98u);
+            mask &= k >> b & 1 ? all : ~all;
+          }
+          r[reg] = (r[reg] & ~mask) | (x[odd] & mask);
+        }
+      }
+    }
+  }
+  // Antisymmetric levels: r has the magnitudes m, and -m is ~m less a mask of ones.
   __device__ static __forceinline__ void negate(const uint32_t (&w)[W], uint32_t (&r)[8], uint32_t (&masks)[8]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -84,6 +123,16 @@ struct Nibbles : CodeTraits {
       masks[2 * k] = permute(w[k], w[k], 0xba98u), masks[2 * k + 1] = permute(shifted, shifted, 0xba98u);
       r[2 * k] ^= masks[2 * k], r[2 * k + 1] ^= masks[2 * k + 1];
     }
+  }
+  // One unit; masks of negative codes where kSigns.
+  __device__ static __forceinline__ void unit(const uint8_t *at, uint32_t lane, uint32_t (&r)[8], uint32_t (&masks)[8]) {
+    uint32_t w[W];
+    load_unit<W>(at, lane, w);
+    if constexpr (W > 4)
+      look_up_far(w, r);
+    else
+      look_up(w, levels(0), r);
+    if constexpr (kSigns) negate(w, r, masks);
   }
   template <int U, class Use>
   __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
@@ -242,11 +291,15 @@ __device__ __forceinline__ void multiply_weights(int (&c)[4], uint32_t a0, uint3
     multiply_s8_u8(c, a0, a1, a2, a3, b0, b1);
 }
 // Half of it: one unit of keys.
-__device__ __forceinline__ void multiply_unit(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a0), "r"(a1), "r"(b));
-}
+#define KVQ_MULTIPLY(NAME, TYPES)                                                                                            \
+  __device__ __forceinline__ void NAME(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {                                  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32." TYPES ".s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"          \
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                                            \
+                 : "r"(a0), "r"(a1), "r"(b));                                                                                \
+  }
+KVQ_MULTIPLY(multiply_unit, "u8.s8")
+KVQ_MULTIPLY(multiply_signed_unit, "s8.s8")
+#undef KVQ_MULTIPLY
 
 // Bytes 0, or bytes 1, of four registers.
 __device__ __forceinline__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t selector) {

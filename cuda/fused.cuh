@@ -21,6 +21,12 @@ struct Lane {
   uint32_t row, low;     // as a column of B: its row, and whether it has the low bytes
 };
 
+// Soft cap of a logit in base 2.
+__device__ __forceinline__ float cap_logit(float x, float softcap) {
+  const float scale = softcap * kLog2E;
+  return scale - __fdividef(2 * scale, exp2_fast(x * __fdividef(2.0f, softcap)) + 1);  // tanh(u) = 1 - 2 / (e^2u + 1)
+}
+
 // What a warp has of a row t: m, l, sum of p * zero, and outputs.
 template <int U>
 struct Soft {
@@ -52,19 +58,6 @@ __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, u
   for (int x = 0; x < 4; x++) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
     s[2 * x] = pair.x, s[2 * x + 1] = pair.y;
-  }
-}
-
-__device__ __forceinline__ void load_scales_zeros(const uint8_t *params, uint32_t r, float (&s)[8], float (&z)[8]) {
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 32 + k * 16);
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-      const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
-      s[4 * k + x] = pair.x, z[4 * k + x] = pair.y;
-    }
   }
 }
 
@@ -122,10 +115,14 @@ __device__ __forceinline__ void read_four(const float *q, float (&x)[4]) {
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
-// Section 3 on channels C * lane + j of a row of 32 * C, by one warp; no barrier, no memory.
+// Signs of section 3 for channels C * lane + j of a row of 32 * C: bit j.
 template <int C>
-__device__ __forceinline__ void rotate_row(uint32_t lane, const TensorFormat &f, bool inverse, float (&x)[C]) {
-  const uint64_t signs = splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64);
+__device__ __forceinline__ uint32_t row_signs(uint32_t lane, const TensorFormat &f) {
+  return uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64));
+}
+// Section 3 on such a row, by one warp; no barrier, no memory.
+template <int C>
+__device__ __forceinline__ void rotate_row(uint32_t lane, uint32_t signs, bool inverse, float (&x)[C]) {
   const auto sign = [&] {
 #pragma unroll
     for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
@@ -159,8 +156,9 @@ struct RowClass {
   LevelTable table;
   float scale;
   uint32_t param_bytes;
-  __device__ __forceinline__ explicit RowClass(const TensorFormat &f)
-      : table{f.table[0], f.table[1]}, scale(f.book_scale), param_bytes(uniform(f.param_bytes)) {}
+  __device__ __forceinline__ void load(const TensorFormat &f) {
+    table = {f.table[0], f.table[1]}, scale = f.book_scale, param_bytes = uniform(f.param_bytes);
+  }
 };
 
 // Sums of query times level for the tokens of a tile.
@@ -195,7 +193,7 @@ struct RowKeys {
   uint32_t b[N][U];
   float unit[N], total[N], center[N];  // total: the sum of the query
 
-  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &, const float *q, const float *centers) {
+  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &, const float *q, const float *centers, uint32_t *) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       float sum = 0;
@@ -213,7 +211,7 @@ struct RowKeys {
     Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
     float h[8], z[8];
     if constexpr (Code::kAffine)
-      load_scales_zeros(codes + Code::bytes(U), me.r, h, z);
+      load_scales(codes + Code::bytes(U), me.r, 2, h), load_scales(codes + Code::bytes(U) + 2 * kTile, me.r, 2, z);
     else
       load_scales(codes + Code::bytes(U), me.r, rows.param_bytes, h);
 #pragma unroll
@@ -234,31 +232,43 @@ struct RowKeys {
 
 // Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  Two bits of a
 // register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
-struct Planes {};
+struct Planes {
+  static constexpr uint32_t kWarps = 16;
+};
 
 template <int U, int N>
 struct ColumnKeys {
   static constexpr bool kColumns = true;
-  uint32_t b[N][U];
   float unit[N], zero[N];
-  uint32_t first[2 * kPlanes + 2];
+  uint32_t *shared;     // columns of B [N][U][32 lanes], the warp's own
+  uint32_t firsts[2];   // byte p: the first unit that has one bit of plane p, or two
+  int planes;           // the highest
 
-  __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *) {
+  __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *, uint32_t *columns) {
+    shared = columns;
+    firsts[0] = firsts[1] = 0, planes = 0;
 #pragma unroll
-    for (uint32_t i = 1; i <= 2 * kPlanes; i++) first[i] = uniform(f.first[i]);
+    for (uint32_t p = 0; p < kPlanes; p++) {
+      firsts[0] |= uint32_t(f.first[2 * p + 1]) << 8 * p, firsts[1] |= uint32_t(f.first[2 * p + 2]) << 8 * p;
+      if (f.first[2 * p + 1] < U) planes = int(p);
+    }
+    firsts[0] = uniform(firsts[0]), firsts[1] = uniform(firsts[1]), planes = int(uniform(uint32_t(planes)));
   }
   template <class Load>
   __device__ __forceinline__ void fold(const Lane &me, const float *q, Load &&load) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       float sum = 0;
+      uint32_t b[U];
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         float s[4], z[4], v[4];
         load(slot, s, z);
         read_four(q + (4 * n + me.row) * (16 * U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
-      }, b[n]);
+      }, b);
+#pragma unroll
+      for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];  // read by the same lane
       zero[n] = query_sum(me, sum);
     }
   }
@@ -285,41 +295,63 @@ struct ColumnKeys {
     const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&v.x)), c = __half22float2(*reinterpret_cast<const __half2 *>(&v.y));
     x[0] = a.x, x[1] = a.y, x[2] = c.x, x[3] = c.y;
   }
-  // Registers of a unit from two words: `field` of register x at bit 2 * (x % 4) of the bytes of word x / 4.
-  __device__ __forceinline__ void add_unit(int u, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) const {
+  // Register x of a unit: `field` at bit 2 * (x % 4) of the bytes of word x / 4.
+  __device__ static __forceinline__ uint32_t pick(uint32_t low, uint32_t high, uint32_t field, int x) { return (x < 4 ? low : high) & field << 2 * (x % 4); }
+  // Two units, or one; b: the lane's column of the first.
+  __device__ static __forceinline__ void add_two(const uint32_t *b, const uint32_t (&w)[4], uint32_t field, int (&acc)[N][4][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const uint32_t word = i < 2 ? low : high, even = word & field << 4 * (i & 1), odd = word & field << (4 * (i & 1) + 2);
+      const uint32_t a0 = pick(w[0], w[1], field, 2 * i), a1 = pick(w[0], w[1], field, 2 * i + 1);
+      const uint32_t a2 = pick(w[2], w[3], field, 2 * i), a3 = pick(w[2], w[3], field, 2 * i + 1);
 #pragma unroll
-      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], even, odd, b[n][u]);
+      for (int n = 0; n < N; n++) multiply_query<true>(acc[n][i], a0, a1, a2, a3, b[n * U * 32], b[n * U * 32 + 32]);
     }
+  }
+  __device__ static __forceinline__ void add_one(const uint32_t *b, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], pick(low, high, field, 2 * i), pick(low, high, field, 2 * i + 1), b[n * U * 32]);
+  }
+  // Units [from, to) that have one bit of a plane, or two; returns what follows their words.
+  __device__ __forceinline__ const uint8_t *add_bits(const Lane &me, uint32_t from, uint32_t to, const uint8_t *codes, int (&acc)[N][4][4]) const {
+    constexpr uint32_t kField = 0x01010101u;
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
+#pragma unroll 1
+    for (const uint8_t *at = codes + me.lane * 8; b + 32 < end; b += 64, at += 256, codes += 256) {
+      const uint2 w = *reinterpret_cast<const uint2 *>(at);
+      add_two(b, {w.x, w.x >> 1, w.y, w.y >> 1}, kField, acc);
+    }
+    if (b >= end) return codes;
+    const uint32_t w = *reinterpret_cast<const uint32_t *>(codes + me.lane * 4);
+    add_one(b, w, w >> 1, kField, acc);
+    return codes + 128;
+  }
+  __device__ __forceinline__ const uint8_t *add_crumbs(const Lane &me, uint32_t from, const uint8_t *codes, int (&acc)[N][4][4]) const {
+    constexpr uint32_t kField = 0x03030303u;
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * U + me.lane;
+#pragma unroll 1
+    for (const uint8_t *at = codes + me.lane * 16; b + 32 < end; b += 64, at += 512, codes += 512) {
+      const uint4 w = *reinterpret_cast<const uint4 *>(at);
+      add_two(b, {w.x, w.y, w.z, w.w}, kField, acc);
+    }
+    if (b >= end) return codes;
+    const uint2 w = *reinterpret_cast<const uint2 *>(codes + me.lane * 8);
+    add_one(b, w.x, w.y, kField, acc);
+    return codes + 256;
   }
   template <class>
   __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
     int acc[N][4][4] = {};
-    const uint8_t *words = codes + me.lane * 4, *pairs = codes + me.lane * 8;
+#pragma unroll 1
+    for (int p = planes; p >= 0; p--) {
 #pragma unroll
-    for (int p = kPlanes - 1; p >= 0; p--) {
-      const uint32_t bit = first[2 * p + 1], crumb = first[2 * p + 2];
-      if (bit >= U) continue;  // nothing in the planes above either
-      if (p + 1 < int(kPlanes)) {
+      for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
-      }
-#pragma unroll
-      for (uint32_t u = 0; u < U; u++) {
-        if (u >= crumb) {
-          const uint2 w = *reinterpret_cast<const uint2 *>(pairs);
-          words += 256, pairs += 256;
-          add_unit(u, w.x, w.y, 0x03030303u, acc);
-        } else if (u >= bit) {
-          const uint32_t w = *reinterpret_cast<const uint32_t *>(words);
-          words += 128, pairs += 128;
-          add_unit(u, w, w >> 1, 0x01010101u, acc);
-        }
-      }
+        for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
+      const uint32_t bit = firsts[0] >> 8 * p & 0xff, crumb = firsts[1] >> 8 * p & 0xff;
+      codes = add_bits(me, bit, crumb, codes, acc);
+      codes = add_crumbs(me, crumb, codes, acc);
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -328,6 +360,82 @@ struct ColumnKeys {
         const int *c = &acc[n][x / 2][2 * (x & 1)];
         s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
       }
+  }
+};
+
+// Rows in groups of channels, units of a width after those of the width before: a book and a scale each.
+struct Groups {
+  static constexpr uint32_t kWarps = 12;
+};
+
+template <int U, int N>
+struct GroupKeys {
+  static constexpr bool kColumns = false;
+  float unit[N], center[N];
+  uint32_t *shared;      // columns of B, as those of ColumnKeys
+  uint32_t firsts;       // nibble w: units of fewer than w bits, w = 1..7
+  uint32_t params, param_bytes;
+
+  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *q, const float *centers, uint32_t *columns) {
+    shared = columns;
+    params = f.params - f.codes, param_bytes = uniform(f.param_bytes);
+    firsts = uint32_t(U) << 28;
+#pragma unroll
+    for (int w = 1; w <= 6; w++) firsts |= uint32_t(f.first[w]) << 4 * w;
+    firsts = uniform(firsts);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      uint32_t b[U];
+      unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * (16 * U) + slot, x); }, b);
+#pragma unroll
+      for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];
+      center[n] = centers[4 * n + me.t];
+    }
+  }
+  // The units of one width.
+  template <int W>
+  __device__ __forceinline__ void add_width(const Lane &me, const uint8_t *&codes, const uint8_t *&scales, float (&s)[N][8]) const {
+    const uint32_t from = firsts >> 4 * W & 0xf, to = firsts >> (4 * W + 4) & 0xf;
+    if (from == to) return;
+    int acc[N][4][4] = {}, negative[Nibbles<W>::kSigns ? N : 1][4][4] = {};
+    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
+#pragma unroll 1
+    for (; b < end; b += 32, codes += W * 128) {
+      uint32_t r[8], masks[8];
+      Nibbles<W>::unit(codes, me.lane, r, masks);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * U * 32]);
+          if constexpr (Nibbles<W>::kSigns) multiply_signed_unit(negative[n][i], masks[2 * i], masks[2 * i + 1], b[n * U * 32]);
+        }
+    }
+    float h[8];
+    load_scales(scales, me.r, param_bytes, h);
+    scales += kTile * param_bytes;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        const int *c = &acc[n][x / 2][2 * (x & 1)], *d = &negative[Nibbles<W>::kSigns ? n : 0][x / 2][2 * (x & 1)];
+        const int sum = Nibbles<W>::kSigns ? (c[0] - d[0]) * 256 + (c[1] - d[1]) : c[0] * 256 + c[1];
+        s[n][x] = fmaf(float(sum), unit[n] * book_data::scale(W) * h[x], s[n][x]);
+      }
+  }
+  template <class>
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) s[n][x] = center[n];
+    const uint8_t *scales = codes + params;
+    add_width<1>(me, codes, scales, s);
+    add_width<2>(me, codes, scales, s);
+    add_width<3>(me, codes, scales, s);
+    add_width<4>(me, codes, scales, s);
+    add_width<5>(me, codes, scales, s);
+    add_width<6>(me, codes, scales, s);
   }
 };
 
@@ -451,16 +559,16 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
   keys.template logits<KeyCode>(me, key, key_codes, s);
   float h[8], z[8];
   if constexpr (ValueCode::kAffine)
-    load_scales_zeros(value_codes + ValueCode::bytes(U), me.r, h, z);
+    load_scales(value_codes + ValueCode::bytes(U), me.r, 2, h), load_scales(value_codes + ValueCode::bytes(U) + 2 * kTile, me.r, 2, z);
   else
     load_scales(value_codes + ValueCode::bytes(U), me.r, value.param_bytes, h);
   uint32_t b[N][4];
   float units[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
-    if (softcap > 0) {
+    if (masked && softcap > 0) {
 #pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = softcap * kLog2E * tanhf(s[n][x] / (softcap * kLog2E));
+      for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x], softcap);
     }
     if constexpr (masked) {
 #pragma unroll

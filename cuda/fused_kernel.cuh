@@ -9,8 +9,12 @@ namespace kvq::cuda {
 
 constexpr uint32_t kStages = 2;
 
-// Warps of the largest block: a warp's registers grow with the head dimension and the rows.
-constexpr uint32_t max_warps(int U, int N) { return 16 / (N * (U > 8 ? U / 8 : 1)); }
+// Warps of the largest block: a warp's registers grow with the head dimension and the rows, and some codes take more.
+template <int U, int N, class First>
+constexpr uint32_t max_warps() {
+  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
+  return First::kWarps < kAll ? First::kWarps : kAll;
+}
 
 // Shared memory of a block besides the ring.
 template <int U, int N>
@@ -20,7 +24,7 @@ struct Queries {
   alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
   float center[kItemRows];
   float ml[2 * kItemRows];
-  uint64_t barrier[max_warps(U, N) * kStages];
+  uint64_t barrier[16 * kStages];
   static_assert(kDim >= kMaxSplits);
 };
 
@@ -29,23 +33,28 @@ template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
+  const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
+  const bool rotate = key && key->rotate, groups = key && (key->regions > 1 || Kind(key->kind) == Kind::width_groups);
+  const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
     float x[C], sum = 0;
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
     if (!key) continue;
-    if (key->mu)
-      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key->mu[C * lane + j]);
+    if (mu)
+      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(mu[C * lane + j]);
     for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) s.center[row] = sum;
-    if (key->rotate) {  // rows of one class: slots are channels
-      rotate_row(lane, *key, false, x);
+    if (rotate && !groups) {  // slots are channels
+      rotate_row(lane, signs, false, x);
 #pragma unroll
       for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
     } else {
       __syncwarp();
-      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[key->channel[j]];
+      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[channel[j]];
+      __syncwarp();
+      for (uint32_t r = 0; rotate && r < key->regions; r++) rotate_warp(slot, *key, key->region[r], false);
     }
   }
   __syncthreads();
@@ -103,7 +112,7 @@ __device__ __forceinline__ void raw_tokens(const AttendArguments &a, const Item 
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       float sum = lanes_sum(logit[n][i]);
-      if (a.softcap > 0) sum = a.softcap * kLog2E * tanhf(sum / (a.softcap * kLog2E));
+      if (a.softcap > 0) sum = cap_logit(sum, a.softcap);
       const uint32_t position = page.position + begin + i;
       logit[n][i] = begin + i < page.count && position >= sees[n].begin && position < sees[n].end ? sum : -INFINITY;
       top = fmaxf(top, logit[n][i]);
@@ -181,124 +190,184 @@ __device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)
 
 // ---- packed pages
 
-// A warp's walk over the packed pages of an item; opened before the queries are there, so that pages are on their way.  Addresses
-// are read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+// What a walk needs to know of a class of pages: where the tiles of a head lie.
+struct TileShape {
+  uint32_t offset, bytes;      // of the head in a page; of a tile
+  uint32_t params;             // bytes of the columns' parameters before the first tile of a group
+  uint32_t tiles, group_mask;  // of a page; the tiles of a group are 2^n
+  __device__ __forceinline__ void load(const TensorFormat &key) {
+    offset = key.blob, bytes = key.tile_stride, params = key.group_stride - (key.tile_stride << key.group_shift), tiles = key.page_tokens / kTile;
+    group_mask = (1u << key.group_shift) - 1;
+    if (!key.group) params = 0;
+  }
+};
+
+// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  Pages are
+// read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+template <bool kTwo>
 struct Walk {
   const PageEntry *list;  // of page 0; the next one is `step` entries on
   uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
-  HeadBlob blob[2];
-  uint32_t phases;        // bit s: of stage s
+  TileShape shape, other;  // of the page that is fetched from; of its class's other
+  uint32_t shape_kind;
+  uint32_t now, ahead;     // the page that is worked on; that is fetched from, plus one
+  uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
+  const uint8_t *next;     // the tile to fetch next
+  uint32_t left;           // tiles of its page, with this one
   uint64_t page, next_page;
   uint32_t tag, next_tag;  // kind + 2 * whole
 
-  __device__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
+  __device__ __forceinline__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
     if (i >= count) return;
     const PageEntry &entry = list[i * step];
     *at = reinterpret_cast<uint64_t>(entry.page);
     *what = entry.kind + 2 * entry.whole;
   }
-  // Page i, at most 31 ahead of the page that is worked on, `now`.
-  __device__ void fetch(uint32_t i, uint32_t now, uint32_t lane) {
-    const bool near = i / 32 == now / 32;
-    const uint64_t at = __shfl_sync(~0u, near ? page : next_page, i % 32);
-    const bool second = __shfl_sync(~0u, near ? tag : next_tag, i % 32) & 1u;
-    fetch_page(ring + i % kStages * slot_bytes, reinterpret_cast<const uint8_t *>(at) + (second ? blob[1].offset : blob[0].offset),
-               second ? blob[1].bytes : blob[0].bytes, barrier + i % kStages * 8, lane);
+  __device__ __forceinline__ void fetch(uint32_t lane) {
+    if (left == 0) {
+      if (ahead >= count) return;
+      const bool near = ahead / 32 == now / 32;
+      const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead % 32);
+      if constexpr (kTwo) {
+        const uint32_t kind = __shfl_sync(~0u, near ? tag : next_tag, ahead % 32) & 1u;
+        if (kind != shape_kind) {
+          const TileShape swap = shape;
+          shape = other, other = swap, shape_kind = kind;
+        }
+      }
+      next = reinterpret_cast<const uint8_t *>(at) + shape.offset;
+      left = shape.tiles;
+      ahead++;
+    }
+    const bool leads = ((shape.tiles - left) & shape.group_mask) == 0;  // comes with its group's parameters
+    const uint32_t skipped = leads ? 0 : shape.params, bytes = shape.bytes + shape.params - skipped, slot = fetched % kStages;
+    fetch_page(ring + slot * slot_bytes + skipped, next, bytes, barrier + slot * 8, lane);
+    next += bytes, left--, fetched++;
   }
-  __device__ void advance(uint32_t now, uint32_t lane) {  // page `now` is done
-    if (now % 32 != 31) return;
-    page = next_page, tag = next_tag;
-    read(now + 33 + lane, &next_page, &next_tag);
+  // The slot of the tile that is worked on, when its bytes are there.
+  __device__ __forceinline__ uint32_t await() const {
+    const uint32_t slot = used % kStages;
+    await_page(barrier + 8 * slot, used / kStages & 1);
+    return slot * slot_bytes;
+  }
+  __device__ __forceinline__ void next_pages(uint32_t lane) {  // page `now` is done
+    if (now % 32 == 31) {
+      page = next_page, tag = next_tag;
+      read(now + 33 + lane, &next_page, &next_tag);
+    }
+    now++;
   }
 };
 
-__device__ inline Walk open_walk(const Plan &plan, const AttendArguments &a, uint32_t index, const Lane &me, uint32_t warp, uint32_t warps,
-                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t phases) {
-  const ShareEntry &share = plan.shares[index / a.kv_heads];
-  const uint32_t head = index % a.kv_heads, pages = share.packed;
-  Walk walk;
+template <bool kTwo>
+__device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
+                                                uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
+  const uint32_t pages = share.packed;
+  Walk<kTwo> walk;
   walk.list = plan.pages + share.first_page + warp;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
   walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
   walk.read(me.lane, &walk.page, &walk.tag);
   walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
-  walk.blob[0] = share.blobs[0] ? share.blobs[0][head] : HeadBlob{};
-  walk.blob[1] = share.blobs[1] ? share.blobs[1][head] : HeadBlob{};
+  const TensorFormat *const *tensors = share.sequence.tensors;
+  if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
+  if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
+  walk.shape_kind = 0;
   walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
   walk.barrier = shared_address(barriers + warp * kStages);
-  walk.phases = phases;
+  walk.used = walk.fetched = used;
+  walk.now = walk.ahead = walk.left = 0;
   open_ring();
-  for (uint32_t i = 0; i < kStages && i < walk.count; i++) walk.fetch(i, 0, me.lane);
+  for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane);
   return walk;
 }
 
-// One class of pages: how its codes are read, and where its parts lie.
+// One class of pages: how its codes are read, and where its parts lie in a slot of the ring.
 template <class KeyCode, class ValueCode>
 struct Pages {
   using Key = KeyCode;
   using Value = ValueCode;
+  static constexpr uint32_t kWarps = KeyCode::kWarps < ValueCode::kWarps ? KeyCode::kWarps : ValueCode::kWarps;
   RowClass key, value;
-  uint32_t params, key_codes, value_codes, tile_stride, page_tokens, group, group_bytes;
+  uint32_t key_codes, value_codes, tiles, group_tiles;
 
-  __device__ __forceinline__ Pages(const TensorFormat &k, const TensorFormat &v)
-      : key(k), value(v), params(k.params), key_codes(k.codes), value_codes(v.codes), tile_stride(k.tile_stride), page_tokens(uniform(k.page_tokens)),
-        group(uniform(k.group)), group_bytes(2 * k.dim * k.param_bytes) {}
+  __device__ __forceinline__ void load(const TensorFormat *formats) {  // of the head's keys and values
+    const TensorFormat &k = formats[0], &v = formats[1];
+    key.load(k), value.load(v);
+    key_codes = k.codes - k.params, value_codes = v.codes - k.params;
+    if (!k.group) key_codes = 0, value_codes = v.codes - k.codes;
+    tiles = uniform(k.page_tokens / kTile), group_tiles = uniform(k.group_tiles);
+  }
 };
-struct NoPages {};
+struct NoPages {
+  using Key = void;
+  __device__ void load(const TensorFormat *) {}
+};
 
-// entry: nullptr where nothing of the page need be hidden.
-template <class Class, class Keys, int U, int N>
-__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, const uint8_t *page, const PageEntry *entry,
+template <class First, int U, int N>
+using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>,
+                                  std::conditional_t<std::is_same_v<typename First::Key, Groups>, GroupKeys<U, N>, RowKeys<U, N>>>;
+// Shared memory of a warp for columns of B.
+template <class First, int U, int N>
+constexpr uint32_t column_bytes() { return std::is_same_v<KeysOf<First, U, N>, RowKeys<U, N>> ? 0 : N * U * 128; }
+
+// entry: nullptr where nothing of the page need be hidden, and there is no soft cap.
+template <class Class, class Keys, bool kTwo, int U, int N>
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk<kTwo> &walk, const uint8_t *ring, const PageEntry *entry,
                                          const uint32_t *positions, float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
-  const uint32_t tokens = entry ? entry->count : pages.page_tokens;
-  const uint8_t *key_codes = page + pages.key_codes, *value_codes = page + pages.value_codes, *params = page + pages.params;
 #pragma unroll 1
-  for (uint32_t done = 0; done < tokens; done += kTile) {
+  for (uint32_t tile = 0; tile < pages.tiles; tile++) {
+    const uint8_t *at = ring + walk.await();
     if constexpr (Keys::kColumns)
-      if ((done & (pages.group - 1)) == 0) {  // a group is a power of two of tiles
-        keys.begin_group(me, q, params, pages.key.param_bytes);
-        params += pages.group_bytes;
-      }
+      if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.key.param_bytes);  // a power of two
     if (!entry) {
-      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, Mask{}, sees, soft);
+      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
+                                                                  0, Mask{}, sees, soft);
     } else {
-      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done, tokens - done};
-      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, key_codes, value_codes, softcap, mask, sees, soft);
+      const uint32_t done = tile * kTile;
+      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done,
+                      entry->count > done ? entry->count - done : 0};
+      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
+                                                                 softcap, mask, sees, soft);
     }
-    key_codes += pages.tile_stride, value_codes += pages.tile_stride;
+    __syncwarp();
+    walk.used++;
+    walk.fetch(me.lane);
   }
 }
 
+// What a block needs of its classes; loaded before the queries are there.
+template <class First, class Second>
+struct Classes {
+  First first;
+  Second second;
+  const TensorFormat *formats = nullptr;  // of the head in one of the classes, or nullptr: no packed page
+  __device__ __forceinline__ explicit Classes(const Item &item) {
+    const TensorFormat *const *all = item.sequence->tensors;
+    if (all[0]) formats = all[0] + 2 * item.head, first.load(formats);
+    if (all[1]) formats = all[1] + 2 * item.head, second.load(formats);
+  }
+};
+
 template <class First, class Second, int U, int N>
-__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, Walk &walk,
-                                           const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  using Keys = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>, RowKeys<U, N>>;
+__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
+                                           Walk<!std::is_same_v<Second, NoPages>> &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
+  using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
-  const TensorFormat *const *all = item.sequence->tensors;
-  const TensorFormat *mine[2];  // a class that the sequence lacks is never looked at
-  mine[0] = (all[0] ? all[0] : all[1]) + 2 * item.head, mine[1] = (all[1] ? all[1] : all[0]) + 2 * item.head;
   Keys keys;
-  keys.begin_item(me, *mine[0], s.slot, s.center);
-  const First first(mine[0][0], mine[0][1]);
-  const std::conditional_t<kTwo, Second, First> second(mine[1][0], mine[1][1]);
+  keys.begin_item(me, *classes.formats, s.slot, s.center, columns);
   const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
-  for (uint32_t i = 0; i < walk.count; i++) {
-    const uint32_t stage = i % kStages;
-    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, i % 32));
-    const PageEntry *entry = tag < 2 || a.window ? walk.list + i * walk.step : nullptr;
-    const uint8_t *page = ring + stage * walk.slot_bytes;
-    await_page(walk.barrier + 8 * stage, walk.phases >> stage & 1);
-    walk.phases ^= 1u << stage;
+  while (walk.now < walk.count) {
+    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, walk.now % 32));
+    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.list + walk.now * walk.step : nullptr;
     if (!kTwo || !(tag & 1))
-      run_page(me, keys, first, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
+      run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
-      run_page(me, keys, second, page, entry, plan.positions, a.softcap, sees, s.slot, soft);
-    __syncwarp();
-    if (i + kStages < walk.count) walk.fetch(i + kStages, i, me.lane);
-    walk.advance(i, me.lane);
+      run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
+    walk.next_pages(me.lane);
   }
 }
 
@@ -335,7 +404,7 @@ __device__ void merge_warps(const Lane &me, uint32_t warp, uint32_t warps, Soft<
 }
 
 template <int U, int N, class First, class Second>
-__global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
+__global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel(const __grid_constant__ AttendArguments a, uint32_t slot_bytes) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ __align__(16) Queries<U, N> s;
   constexpr int kDim = 16 * U, C = U / 2;
@@ -346,12 +415,14 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
   __syncwarp();
   publish_barriers();
   __syncthreads();
-  uint32_t phases = 0;  // of every stage
+  uint32_t used = 0;  // tiles, that is slots, so far
   for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
-    Walk walk = open_walk(plan, a, index, me, warp, warps, slot_bytes, ring, s.barrier, phases);
+    const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
-    const TensorFormat *formats = item.sequence->tensors[0] ? item.sequence->tensors[0] : item.sequence->tensors[1];
-    const TensorFormat *key = formats ? formats + 2 * item.head : nullptr, *value = key ? key + 1 : nullptr;
+    prefetch_queries(item, a);
+    auto walk = open_walk<!std::is_same_v<Second, NoPages>>(plan, share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
+    const Classes<First, Second> classes(item);
+    const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
     Visible sees[N], packed_sees[N];
     Soft<U> soft[N];
@@ -362,20 +433,22 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
     }
     run_raw<U, N>(plan, a, item, me, warp, warps, sees, s, soft);
     if (key) {
-      if (value->rotate)
+      if (value->rotate && item.sequence->pages > item.sequence->packed)
 #pragma unroll
         for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
-      run_packed<First, Second, U, N>(plan, a, item, me, walk, packed_sees, s, soft);
-      phases = walk.phases;
+      uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
+      run_packed<First, Second, U, N>(plan, a, me, classes, walk, columns, packed_sees, s, soft);
+      used = walk.used;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
     finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
       if (!value || !value->rotate) return;
+      const uint32_t signs = row_signs<C>(lane, *value);
       for (uint32_t row = warp; row < kRows * N; row += warps) {
         float x[C], *at = s.raw + row * kDim + C * lane;
 #pragma unroll
         for (int j = 0; j < C; j++) x[j] = at[j];
-        rotate_row(lane, *value, true, x);
+        rotate_row(lane, signs, true, x);
 #pragma unroll
         for (int j = 0; j < C; j++) at[j] = x[j];
       }
@@ -387,15 +460,16 @@ __global__ void __launch_bounds__(max_warps(U, N) * 32, 1) fused_kernel(const __
 template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
   const auto kernel = fused_kernel<U, N, First, Second>;
-  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps(U, N);
-  const uint32_t slot = (launch.blob_bytes + 127) / 128 * 128;
+  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps<U, N, First>();
+  const uint32_t slot = (launch.stage_bytes + 127) / 128 * 128;
   uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
   warps = min(warps, kMost);
-  while (warps > 1 && warps * kStages * slot > kShared - kStatic) warps -= warps > 4 ? 4 : 1;
-  const uint32_t bytes = max(warps * kStages * slot, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
+  const uint32_t warp_bytes = kStages * slot + column_bytes<First, U, N>();
+  while (warps > 1 && warps * warp_bytes > kShared - kStatic) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
+  const uint32_t bytes = max(warps * warp_bytes, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;
-  const uint32_t at_once = min(kMost / warps, (kShared + kReserved) / (bytes + kStatic + kReserved));
+  const uint32_t at_once = min(max(1u, 16 / (N * (U > 8 ? U / 8 : 1)) / warps), (kShared + kReserved) / (bytes + kStatic + kReserved));
   kernel<<<processors * max(1u, at_once), warps * 32, bytes, stream>>>(a, slot);
   return cudaGetLastError();
 }

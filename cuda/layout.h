@@ -9,9 +9,10 @@
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
-//   nibbles  books of 4, 8 and 16 levels: a unit of width w has w words; selectors of a byte permutation lie in nibbles (code_bit)
+//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
-//            plane first the units that have one bit of it (one word each), then those that have two (two words each)
+//            plane first the units that have one bit of it (one word each), then those that have two (two words each), two units at
+//            a time in one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
 #pragma once
@@ -45,41 +46,37 @@ struct Region {
   const DeviceBook *book;   // or nullptr
 };
 
-// One tensor of one head.
-struct TensorFormat {
+// One tensor of one head.  What attention reads before its first page comes first, in one line of the cache.
+struct alignas(128) TensorFormat {
   Family family;
   Layout layout;
   uint8_t tensor, kind, param_type, scale_rule, param_bytes;
   uint8_t rotate, midpoint, high_plain;  // high_plain: pair-mix, classes of 3 bits take no midpoint
+  Coding coding;                         // fragments
+  uint8_t swizzled;                      // radix with a table of levels: bytes are exchanged as swizzle() says
+  uint8_t first[2 * kPlanes + 1];        // planes: units of fewer than i bits
   uint32_t dim, page_tokens, group, groups;  // groups of tokens in a page (columns)
-  uint32_t regions, row_params, channel_group;  // parameters of a token; affine rows: channels of a group
-  uint32_t boosted;                          // kitty
-  uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
+  uint32_t blob;                             // of the head, in the page
+  // in the blob
+  uint32_t codes, params;                    // fragments: of tile 0
+  uint32_t tile_stride;                      // fragments: between tiles of a group of columns, and between groups
+  uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift
+  uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (16 levels: magnitudes), repeated if fewer
+  float book_scale;                          // fragments: of a level, or of a digit where levels are linear
   uint64_t seed;
   const uint16_t *channel;                   // [dim] slot -> channel
   const uint16_t *mu;                        // fp16 [dim] or nullptr
   Region region[kMaxRegions];
-  // in the blob
-  uint32_t codes, tile_stride;               // of tile 0; between tiles (fragments)
-  uint32_t params, params_stride;            // parameters; fragments: rows between tiles
-  uint32_t positions;                        // kitty: position bytes [groups][dim]
-  Coding coding;                             // fragments, and all that follows
-  uint8_t swizzled;                          // radix with a table of levels: bytes are exchanged as swizzle() says
-  uint8_t book16;                            // nibbles of 16 levels: sign and magnitude instead of the code
-  alignas(8) uint8_t first[2 * kPlanes + 2]; // planes: units of fewer than i bits
+  uint32_t regions, row_params, channel_group;  // parameters of a token; affine rows: channels of a group
+  uint32_t boosted;                          // kitty
+  uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
+  uint32_t positions;                        // in the blob.  kitty: position bytes [groups][dim]
   uint8_t width[kMaxUnits];                  // nibbles, planes: of a unit; 0: no codes
-  uint32_t table[2];                         // levels of codes 0..7 as bytes (book16: magnitudes), repeated if fewer
-  float book_scale;                          // of a level, or of a digit where levels are linear
 };
 
-struct HeadBlob {
-  uint32_t offset, bytes;  // in the page
-};
-
-// Everything of a page format that kernels read: tensor formats [kv_heads][2], then HeadBlob [kv_heads].
+// Everything of a page format that kernels read: tensor formats [kv_heads][2].
 struct DeviceFormat {
   const TensorFormat *tensors;
-  const HeadBlob *blobs;
   uint32_t kv_heads, page_tokens;
 };
 
@@ -117,23 +114,30 @@ KVQ_HD inline uint32_t lane_word(uint32_t n, uint32_t lane, uint32_t i) {
 struct BitPlace {
   uint32_t word, bit;
 };
+// Codes of 4 bits and more are stored as magnitude and, in the highest bit, sign: levels are antisymmetric.
+KVQ_HD inline uint32_t stored_code(uint32_t width, uint32_t code) {
+  const uint32_t half = 1u << (width - 1);
+  return width < 4 ? code : code >= half ? code - half : (half - 1 - code) | half;
+}
+KVQ_HD inline uint32_t plain_code(uint32_t width, uint32_t stored) {
+  const uint32_t half = 1u << (width - 1);
+  return width < 4 ? stored : stored & half ? half - 1 - (stored & (half - 1)) : stored + half;
+}
 // Where bit b of the stored code of (register, byte) lies in a unit of a width.
 KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uint32_t b) {
-  switch (width) {
-    case 2:
-      return {reg / 4, 16 * (reg & 1) + 4 * byte + 2 * (reg >> 1 & 1) + b};
-    case 3:
-      if (reg < 6) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
-      return {b, 16 * (reg - 6) + 4 * byte + 3};
-    default:
-      if (b < 3) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
-      return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
-  }
+  if (width == 1) return {0, 16 * (reg & 1) + 4 * byte + reg / 2};
+  if (width == 2) return {reg / 4, 16 * (reg & 1) + 4 * byte + 2 * (reg >> 1 & 1) + b};
+  if (width == 3 && reg >= 6) return {b, 16 * (reg - 6) + 4 * byte + 3};
+  if (b < 3) return {reg / 2, 16 * (reg & 1) + 4 * byte + b};
+  if (b == width - 1) return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
+  return {1 + b, 8 * byte + reg};
 }
-
-// Codes of 16-level books are stored as magnitude and sign: levels are antisymmetric.
-KVQ_HD inline uint32_t stored_code(bool book16, uint32_t code) { return !book16 ? code : code >= 8 ? code - 8 : (7 - code) | 8; }
-KVQ_HD inline uint32_t plain_code(bool book16, uint32_t stored) { return !book16 ? stored : stored & 8 ? 7 - (stored & 7) : stored + 8; }
+// Number of the first word of a unit.
+KVQ_HD inline uint32_t unit_word(const TensorFormat &f, uint32_t unit) {
+  uint32_t at = 0;
+  for (uint32_t u = 0; u < unit; u++) at += f.width[u];
+  return at;
+}
 
 // ---- planes
 
@@ -141,12 +145,18 @@ KVQ_HD inline uint32_t plane_words(const TensorFormat &f, uint32_t p) {
   const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
   return crumb - bit + 2 * (f.dim / 16 - crumb);
 }
-// Number of the first word of plane p of a unit that has it.
-KVQ_HD inline uint32_t plane_word(const TensorFormat &f, uint32_t p, uint32_t unit) {
+// A unit's words of plane p: word i of a lane is at first + lane * step + i.
+struct PlanePlace {
+  uint32_t first, step;
+};
+KVQ_HD inline PlanePlace plane_place(const TensorFormat &f, uint32_t p, uint32_t unit) {
   uint32_t at = 0;
-  for (uint32_t above = p + 1; above < kPlanes; above++) at += plane_words(f, above);
-  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
-  return at + (unit < crumb ? unit - bit : crumb - bit + 2 * (unit - crumb));
+  for (uint32_t above = p + 1; above < kPlanes; above++) at += 32 * plane_words(f, above);
+  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2], words = unit < crumb ? 1 : 2;
+  const uint32_t begin = unit < crumb ? bit : crumb, end = unit < crumb ? crumb : f.dim / 16, i = unit - begin;
+  at += 32 * (unit < crumb ? 0 : crumb - bit) + i / 2 * 64 * words;
+  const bool paired = begin + (i | 1) < end;
+  return {at + (paired ? i % 2 * words : 0), paired ? 2 * words : words};
 }
 
 // ---- radix
@@ -177,6 +187,10 @@ KVQ_HD constexpr QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
 }
 
+// Offset of a tile from tile 0.
+KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
+  return tile / f.group_tiles * f.group_stride + tile % f.group_tiles * f.tile_stride;
+}
 // Words of a lane in a tile.
 KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
   uint32_t words = 0;
@@ -185,7 +199,8 @@ KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
   return words;
 }
 
-// Row parameters of a tile in the order [token % 8][token / 8], so that a lane's eight lie together.
+// Row parameters of a tile: each of a token's lies with those of the other tokens, in the order [token % 8][token / 8], so that a
+// lane's eight lie together.
 KVQ_HD inline uint32_t row_place(uint32_t token) { return token % 8 * 8 + token / 8; }
 
 }  // namespace kvq::cuda

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kMaxPackThreads, 3) pack_kernel(const __grid_c
     const TensorFormat &f = a.format.tensors[2 * head + tensor];
     const DevicePiece target = a.targets[job / (2 * a.format.kv_heads)];
     const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, f,
-                                         static_cast<uint8_t *>(target.page) + a.format.blobs[head].offset, target.first, target.count);
+                                         static_cast<uint8_t *>(target.page) + f.blob, target.first, target.count);
     load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
     encode(tile);
     place(tile);
@@ -109,10 +109,9 @@ __device__ void shrink(const Tile &tile, const TensorFormat &from, const uint8_t
 
 template <bool kShared>
 __global__ void __launch_bounds__(kMaxPackThreads) narrow_kernel(const __grid_constant__ NarrowArguments a) {
-  const uint32_t head = blockIdx.x / 2;
   const TensorFormat &from = a.from.tensors[blockIdx.x], &to = a.to.tensors[blockIdx.x];
-  const uint8_t *blob = a.page + a.from.blobs[head].offset;
-  const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, to, a.narrower + a.to.blobs[head].offset, 0, a.count);
+  const uint8_t *blob = a.page + from.blob;
+  const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, to, a.narrower + to.blob, 0, a.count);
   if (from.family == Family::raw) {
     for (uint32_t i = threadIdx.x; i < a.count * to.dim; i += blockDim.x) {
       const uint32_t token = i / to.dim, channel = i % to.dim;
@@ -138,7 +137,7 @@ __device__ void for_params(const TensorFormat &format, uint32_t first, uint32_t 
 __global__ void unpack_kernel(DeviceFormat format, const uint8_t *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
                               BlockRows block) {
   const TensorFormat &f = format.tensors[2 * head + tensor];
-  const uint8_t *blob = page + format.blobs[head].offset;
+  const uint8_t *blob = page + f.blob;
   for_params(f, first, count, [&](uint32_t at, uint32_t i) { block.params[i] = load_stored(f, blob, at); });
   if (f.family == Family::raw) return;
   for (uint32_t i = threadIdx.x; i < count * f.dim; i += blockDim.x)

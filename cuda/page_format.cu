@@ -105,6 +105,13 @@ Code column_code(const HeadFormat &head) {
   return Code::planes;
 }
 
+// Keys in books of 2 to 64 levels, each for whole units.
+Code group_code(const HeadFormat &head) {
+  for (const SlotClass &cls : head.classes)
+    if (cls.first % 16 || cls.count % 16 || cls.levels > 64) return Code::none;
+  return head.shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none;
+}
+
 // How fused kernels would read a tensor's codes.
 Code code_of(const HeadFormat &head, uint32_t page_tokens) {
   if (page_tokens % kTile) return Code::none;
@@ -113,6 +120,8 @@ Code code_of(const HeadFormat &head, uint32_t page_tokens) {
       return book_code(head.codec.levels);
     case Kind::affine_token:
       return affine_code(head);
+    case Kind::width_groups:
+      return group_code(head);
     case Kind::affine_channel:
     case Kind::channel_widths:
     case Kind::pair_mix:
@@ -126,7 +135,7 @@ Code code_of(const HeadFormat &head, uint32_t page_tokens) {
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
                                std::pmr::vector<HeadFormat> &&key_formats, std::pmr::vector<HeadFormat> &&value_formats)
-    : PageFormat(memory), device{}, tensors(memory), books_(books), blobs_(memory), tables_(memory), buffer_(arena) {
+    : PageFormat(memory), device{}, tensors(memory), books_(books), tables_(memory), buffer_(arena) {
   k = std::move(key_formats);
   v = std::move(value_formats);
   page_tokens = tokens;
@@ -140,7 +149,6 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   raw = k[0].codec.kind == Kind::raw && v[0].codec.kind == Kind::raw && tokens == kRawTokens;
   const bool fragments = path != PagePath{};
   tensors.resize(size_t(heads) * 2);
-  blobs_.resize(heads);
   uint32_t offset = 0;
   for (uint32_t h = 0; h < heads; h++) {
     TensorFormat *key = &tensors[2 * h], *value = key + 1;
@@ -153,9 +161,8 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
       lay_out_streams(key, &at);
       lay_out_streams(value, &at);
     }
-    blobs_[h] = {offset, align16(at)};
-    blob_bytes = std::max(blob_bytes, blobs_[h].bytes);
-    offset += blobs_[h].bytes;
+    key->blob = value->blob = offset;
+    offset += align16(at);
   }
   bytes = offset;
 }
@@ -244,46 +251,44 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));
   if (f->family != Family::rows_book) return;
   const Book &book = find_book(levels);
-  f->book16 = levels == 16;
   f->swizzled = radix && levels != 3;
   f->book_scale = levels == 3 ? book.scale * float(book.level[2]) : book.scale;
   for (uint32_t i = 0; i < 8; i++)
-    f->table[i / 4] |= uint32_t(book.level[f->book16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
+    f->table[i / 4] |= uint32_t(book.level[levels == 16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
 }
 
-// Parameters of key columns, then per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
+// Per group of columns: their parameters; and per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
 void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
   lay_out_units(key, path.keys);
   lay_out_units(value, path.values);
   const uint32_t key_codes = tile_words(*key) * 128, value_codes = tile_words(*value) * 128;
   const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
   const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
-  const uint32_t columns = key->group ? align16(key->groups * key->dim * 2 * key->param_bytes) : 0;
-  const uint32_t tile = key_codes + key_rows + value_codes + value_rows;
+  const uint32_t columns = key->group ? align16(key->dim * 2 * key->param_bytes) : 0;
+  const uint32_t tile = key_codes + key_rows + value_codes + value_rows, group_tiles = (key->group ? key->group : page_tokens) / kTile;
   key->codes = *at + columns;
   key->params = key->group ? *at : key->codes + key_codes;
   value->codes = key->codes + key_codes + key_rows;
   value->params = value->codes + value_codes;
-  for (TensorFormat *f : {key, value}) f->tile_stride = f->params_stride = tile;
-  *at += columns + page_tokens / kTile * tile;
+  for (TensorFormat *f : {key, value}) f->tile_stride = tile, f->group_tiles = group_tiles, f->group_shift = uint32_t(std::countr_zero(group_tiles)), f->group_stride = columns + group_tiles * tile;
+  stage_bytes = std::max(stage_bytes, columns + tile);
+  *at += page_tokens / kTile / group_tiles * key->group_stride;
 }
 
 Status CudaPageFormat::upload(cudaStream_t stream) {
-  const size_t formats = tensors.size() * sizeof(TensorFormat), blobs = blobs_.size() * sizeof(HeadBlob);
-  buffer_.reserve(formats + blobs + tables_.size() * sizeof(uint16_t));
+  const size_t formats = tensors.size() * sizeof(TensorFormat);
+  buffer_.reserve(formats + tables_.size() * sizeof(uint16_t));
   char *base = buffer_.as<char>();
-  const uint16_t *tables = reinterpret_cast<const uint16_t *>(base + formats + blobs);
+  const uint16_t *tables = reinterpret_cast<const uint16_t *>(base + formats);
   for (TensorFormat &f : tensors) {
     f.channel = tables + (reinterpret_cast<uintptr_t>(f.channel) - 1);
     if (f.mu) f.mu = tables + (reinterpret_cast<uintptr_t>(f.mu) - 1);
   }
-  Vector<char> host(formats + blobs + tables_.size() * sizeof(uint16_t), tensors.get_allocator().resource());
+  Vector<char> host(formats + tables_.size() * sizeof(uint16_t), tensors.get_allocator().resource());
   std::memcpy(host.data(), tensors.data(), formats);
-  std::memcpy(host.data() + formats, blobs_.data(), blobs);
-  std::memcpy(host.data() + formats + blobs, tables_.data(), tables_.size() * sizeof(uint16_t));
+  std::memcpy(host.data() + formats, tables_.data(), tables_.size() * sizeof(uint16_t));
   KVQ_CUDA(cudaMemcpyAsync(base, host.data(), host.size(), cudaMemcpyHostToDevice, stream));
-  device = {reinterpret_cast<const TensorFormat *>(base), reinterpret_cast<const HeadBlob *>(base + formats), uint32_t(blobs_.size()),
-            page_tokens};
+  device = {reinterpret_cast<const TensorFormat *>(base), uint32_t(k.size()), page_tokens};
   return KVQ_OK;
 }
 

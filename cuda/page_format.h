@@ -18,8 +18,9 @@ class Books {
   Buffer buffer_;
 };
 
-// How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels.
-enum class Code : uint8_t { none, book2, book3, book4, levels3, levels5, levels6, rows5, rows6, planes, crumbs };
+// How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels,
+// keys in groups of channels with a book each.
+enum class Code : uint8_t { none, book2, book3, book4, levels3, levels5, levels6, rows5, rows6, planes, crumbs, groups };
 struct PagePath {
   Code keys = Code::none, values = Code::none;
   constexpr bool operator==(const PagePath &) const = default;
@@ -35,7 +36,7 @@ class CudaPageFormat final : public PageFormat {
   DeviceFormat device;
   PagePath path;            // none: pages are streams, and the general kernel reads them
   bool raw = false;         // pages are raw pages, bit for bit
-  uint32_t blob_bytes = 0;  // the largest head's
+  uint32_t stage_bytes = 0;  // fragments: the largest head's group parameters and one tile
   Vector<TensorFormat> tensors;  // [kv_heads][2], as on the device
 
  private:
@@ -46,7 +47,6 @@ class CudaPageFormat final : public PageFormat {
   void add_tables(const HeadFormat &head, TensorFormat *f);
 
   const Books &books_;
-  Vector<HeadBlob> blobs_;
   Vector<uint16_t> tables_;  // channels and centres
   Buffer buffer_;
 };

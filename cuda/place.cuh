@@ -76,14 +76,14 @@ struct Registers {
 };
 
 template <uint32_t kWidth, class Codes>
-__device__ void place_nibbles(const Codes &codes, uint32_t unit, uint32_t *words) {
+__device__ void place_nibbles(const Codes &codes, uint32_t unit, uint32_t *words) {  // from the unit's first
   uint32_t out[kWidth] = {};
 #pragma unroll
   for (uint32_t reg = 0; reg < 8; reg++) {
     const uint32_t four = codes(unit, reg);
 #pragma unroll
     for (uint32_t byte = 0; byte < 4; byte++) {
-      const uint32_t code = stored_code(kWidth == 4, four >> 8 * byte & 0xff);
+      const uint32_t code = stored_code(kWidth, four >> 8 * byte & 0xff);
 #pragma unroll
       for (uint32_t b = 0; b < kWidth; b++) {
         const BitPlace at = code_bit(kWidth, reg, byte, b);
@@ -92,7 +92,25 @@ __device__ void place_nibbles(const Codes &codes, uint32_t unit, uint32_t *words
     }
   }
 #pragma unroll
-  for (uint32_t w = 0; w < kWidth; w++) words[unit * kWidth * 32 + lane_word(kWidth, codes.lane, w)] = out[w];
+  for (uint32_t w = 0; w < kWidth; w++) words[lane_word(kWidth, codes.lane, w)] = out[w];
+}
+
+template <class Codes>
+__device__ void place_nibbles(uint32_t width, const Codes &codes, uint32_t unit, uint32_t *words) {
+  switch (width) {
+    case 1:
+      return place_nibbles<1>(codes, unit, words);
+    case 2:
+      return place_nibbles<2>(codes, unit, words);
+    case 3:
+      return place_nibbles<3>(codes, unit, words);
+    case 4:
+      return place_nibbles<4>(codes, unit, words);
+    case 5:
+      return place_nibbles<5>(codes, unit, words);
+    default:
+      return place_nibbles<6>(codes, unit, words);
+  }
 }
 
 template <class Codes>
@@ -109,11 +127,12 @@ __device__ void place_planes(const TensorFormat &f, const Codes &codes, uint32_t
       low |= (four[reg] >> 2 * plane & 0x03030303u) << 2 * reg;
       high |= (four[reg + 4] >> 2 * plane & 0x03030303u) << 2 * reg;
     }
-    uint32_t *to = words + 32 * plane_word(f, plane, unit);
+    const PlanePlace at = plane_place(f, plane, unit);
+    uint32_t *to = words + at.first + codes.lane * at.step;
     if (crumb)
-      *reinterpret_cast<uint2 *>(to + 2 * codes.lane) = make_uint2(low, high);
+      *reinterpret_cast<uint2 *>(to) = make_uint2(low, high);
     else
-      to[codes.lane] = low | high << 1;
+      *to = low | high << 1;
   }
 }
 
@@ -175,9 +194,7 @@ __device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t p
   const uint32_t levels = f.region[0].levels;
   switch (f.coding) {
     case Coding::nibbles:
-      return f.width[part] == 2   ? place_nibbles<2>(codes, part, words)
-             : f.width[part] == 3 ? place_nibbles<3>(codes, part, words)
-                                  : place_nibbles<4>(codes, part, words);
+      return place_nibbles(f.width[part], codes, part, words + 32 * unit_word(f, part));
     case Coding::planes:
       return place_planes(f, codes, part, words);
     case Coding::crumbs:
@@ -195,7 +212,7 @@ __device__ inline void place_fragments(const Tile &tile) {
   for (uint32_t i = threadIdx.x / 32; i < f.page_tokens / kTile * parts; i += blockDim.x / 32) {
     const uint32_t token = i / parts * kTile, part = i % parts;
     if (token + kTile <= tile.first || token >= tile.first + tile.count) continue;
-    uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + i / parts * f.tile_stride);
+    uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, i / parts));
     if (f.tensor)
       place_part(f, Registers<true>{tile, token, lane}, part, words);
     else

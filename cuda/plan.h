@@ -23,20 +23,17 @@ struct PageEntry {
 
 struct SequenceEntry {
   const TensorFormat *tensors[2];  // of class 0 and 1, [kv_heads][2]
-  const HeadBlob *blobs[2];
   uint32_t page_begin, pages;      // raw pages in front, packed ones, raw ones behind
   uint32_t raw_front, packed;
   uint32_t length, n_queries, first_query;
-  uint32_t splits, item_begin, group_begin;  // items: [row block][split][kv head]; groups: [row block][kv head]
+  uint32_t splits, group_begin;    // groups: [row block][kv head]
 };
 
-// What the items of all KV heads share.  Some of it is the sequence's: one read less before the first page is on its way.
+// What the items of all KV heads share, with all of its sequence: one read before pages and queries are on their way.
 struct ShareEntry {
-  const TensorFormat *tensors[2];
-  const HeadBlob *blobs[2];
-  uint32_t sequence, block, split;
+  SequenceEntry sequence;
+  uint32_t block, split;
   uint32_t first_page, packed;     // packed pages of this split
-  uint32_t pad[3];
 };
 
 struct RowEntry {
@@ -46,14 +43,13 @@ struct RowEntry {
 
 // One layer.
 struct Plan {
-  const SequenceEntry *sequences;
   const PageEntry *pages;
   const uint32_t *positions;
   const RowEntry *rows;  // where the step's tokens go
   const ShareEntry *shares;  // [item / kv heads]
   float *partials;       // [item][rows of an item][dim_v + 2]
   uint32_t *tickets;     // [group], 0 between launches
-  uint32_t n_sequences, items, tokens;
+  uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
 };
 

@@ -35,9 +35,9 @@ class Planner {
   void add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *plan);
   uint32_t add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry);
   uint32_t place_positions(const PageView &view);
-  void choose_kernel(uint32_t layer, size_t first, Plan *plan);
-  void order_classes(size_t first, const FusedKernel &kernel);
-  void choose_splits(uint32_t layer, size_t first, Plan *plan);
+  void choose_kernel(uint32_t layer, Plan *plan);
+  void order_classes(const FusedKernel &kernel);
+  void choose_splits(uint32_t layer, Plan *plan);
   Status upload(cudaStream_t stream);
 
   const StepSource &source_;
@@ -46,7 +46,7 @@ class Planner {
   StepState &state_;
   std::pmr::memory_resource *memory_;
   Vector<Plan> plans_;
-  Vector<SequenceEntry> sequences_;
+  Vector<SequenceEntry> sequences_;  // of the layer
   Vector<PageEntry> pages_;
   Vector<RowEntry> rows_;
   Vector<ShareEntry> shares_;
@@ -66,11 +66,10 @@ class Planner {
 void Planner::add_layer(uint32_t layer) {
   const LayerShape &shape = shapes_[layer];
   Plan plan{};
-  // Offsets until upload.
-  const size_t first = sequences_.size(), first_row = rows_.size();
+  const size_t first_row = rows_.size();
+  sequences_.clear();
   formats_.clear();
-  plan.sequences = reinterpret_cast<const SequenceEntry *>(first);
-  plan.rows = reinterpret_cast<const RowEntry *>(first_row);
+  plan.rows = reinterpret_cast<const RowEntry *>(first_row);  // offsets until upload
   uint32_t token = 0;
   for (size_t s = 0; s < source_.sequences(); s++) {
     const uint32_t tokens = source_.tokens(s);
@@ -83,9 +82,8 @@ void Planner::add_layer(uint32_t layer) {
     token += tokens;
   }
   plan.tokens = uint32_t(rows_.size() - first_row);
-  plan.n_sequences = uint32_t(sequences_.size() - first);
-  choose_kernel(layer, first, &plan);
-  choose_splits(layer, first, &plan);
+  choose_kernel(layer, &plan);
+  choose_splits(layer, &plan);
   partials_ = std::max(partials_, size_t(plan.items) * plan.item_rows * (shape.dim_v + 2));
   plans_.push_back(plan);
 }
@@ -124,8 +122,7 @@ uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry 
       page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
       classes.format[page.kind] = format;
       entry->tensors[page.kind] = format->device.tensors;
-      entry->blobs[page.kind] = format->device.blobs;
-      launch.blob_bytes = std::max(launch.blob_bytes, format->blob_bytes);
+      launch.stage_bytes = std::max(launch.stage_bytes, format->stage_bytes);
       if (view.positions) page.positions = place_positions(view);
       const uint64_t last = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
       page.whole = view.count == format->page_tokens && last < seen;
@@ -147,14 +144,14 @@ bool alike(const CudaPageFormat &a, const CudaPageFormat &b) {
   return true;
 }
 
-void Planner::choose_kernel(uint32_t layer, size_t first, Plan *plan) {
+void Planner::choose_kernel(uint32_t layer, Plan *plan) {
   const LayerShape &shape = shapes_[layer];
   LayerLaunch &launch = state_.launches[layer];
   plan->item_rows = kRows;
   PagePath paths[2];
   uint32_t n = 0, rows = 0;
-  for (size_t s = first; s < sequences_.size(); s++) {
-    const Classes &classes = formats_[s - first];
+  for (size_t s = 0; s < sequences_.size(); s++) {
+    const Classes &classes = formats_[s];
     if (classes.format[1] && (classes.format[0]->path == classes.format[1]->path || !alike(*classes.format[0], *classes.format[1]))) return;
     for (const CudaPageFormat *format : classes.format) {
       if (!format || std::find(paths, paths + n, format->path) != paths + n) continue;
@@ -168,41 +165,38 @@ void Planner::choose_kernel(uint32_t layer, size_t first, Plan *plan) {
   if (!launch.kernel) launch.kernel = find_fused(shape.dim_k, paths[0], paths[1], 1);
   if (!launch.kernel) return;
   plan->item_rows = kRows * launch.kernel->row_blocks;
-  order_classes(first, *launch.kernel);
+  order_classes(*launch.kernel);
 }
 
 // Sequences number their classes as they meet them; the kernel has its own order.
-void Planner::order_classes(size_t first, const FusedKernel &kernel) {
-  for (size_t s = first; s < sequences_.size(); s++) {
-    const CudaPageFormat *format = formats_[s - first].format[0];
+void Planner::order_classes(const FusedKernel &kernel) {
+  for (size_t s = 0; s < sequences_.size(); s++) {
+    const CudaPageFormat *format = formats_[s].format[0];
     SequenceEntry &entry = sequences_[s];
     if (!format || format->path == kernel.first) continue;
     std::swap(entry.tensors[0], entry.tensors[1]);
-    std::swap(entry.blobs[0], entry.blobs[1]);
     for (uint32_t p = 0; p < entry.packed; p++) pages_[entry.page_begin + entry.raw_front + p].kind ^= 1;
   }
 }
 
 // Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
-void Planner::choose_splits(uint32_t layer, size_t first, Plan *plan) {
+void Planner::choose_splits(uint32_t layer, Plan *plan) {
   const LayerShape &shape = shapes_[layer];
   const uint32_t ratio = shape.q_heads / shape.kv_heads;
   const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + plan->item_rows - 1) / plan->item_rows; };
   uint64_t work = 0;
-  for (size_t s = first; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
+  for (size_t s = 0; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
   const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
   plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   uint32_t items = 0, groups = 0;
-  for (size_t s = first; s < sequences_.size(); s++) {
+  for (size_t s = 0; s < sequences_.size(); s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
-    entry.item_begin = items;
     entry.group_begin = groups;
     for (uint32_t block = 0; block < blocks(entry); block++)
       for (uint32_t split = 0; split < entry.splits; split++) {
         const uint32_t begin = uint32_t(uint64_t(entry.packed) * split / entry.splits), end = uint32_t(uint64_t(entry.packed) * (split + 1) / entry.splits);
-        shares_.push_back({{entry.tensors[0], entry.tensors[1]}, {entry.blobs[0], entry.blobs[1]}, uint32_t(s - first), block, split,
-                           entry.page_begin + entry.raw_front + begin, end - begin, {}});
+        shares_.push_back({entry, block, split, entry.page_begin + entry.raw_front + begin, end - begin});
       }
     items += blocks(entry) * entry.splits * shape.kv_heads;
     groups += blocks(entry) * shape.kv_heads;
@@ -224,7 +218,7 @@ size_t append(Vector<char> *to, const Vector<T> &from) {
 
 Status Planner::upload(cudaStream_t stream) {
   state_.host.clear();
-  const size_t sequences = append(&state_.host, sequences_), pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
+  const size_t pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
   const size_t positions = append(&state_.host, positions_), shares = append(&state_.host, shares_);
   if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
@@ -238,7 +232,6 @@ Status Planner::upload(cudaStream_t stream) {
   const Findings nothing{kNothingBad, 0};
   char *base = state_.tables.as<char>();
   for (Plan &plan : plans_) {
-    plan.sequences = reinterpret_cast<const SequenceEntry *>(base + sequences) + reinterpret_cast<uintptr_t>(plan.sequences);
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
     plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);

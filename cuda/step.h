@@ -15,7 +15,7 @@ struct FusedKernel;
 // How a layer's attention runs in this step.
 struct LayerLaunch {
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t blob_bytes = 1, items = 0, pages_per_item = 0;
+  uint32_t stage_bytes = 1, items = 0, pages_per_item = 0;
 };
 
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.

@@ -60,4 +60,14 @@ inline constexpr Levels<256> kNormal256 = {
      15449, 15716, 15991, 16274, 16566, 16867, 17179, 17503, 17838, 18188, 18553, 18935, 19336, 19758, 20205, 20681, 21189,
      21736, 22330, 22980, 23702, 24515, 25451, 26562, 27942, 29800, 32767}};
 
+// Level `code` of the book of 2^width levels, up to 64, and its scale; constants where width is one.
+constexpr int level(int width, int code) {
+  const int16_t *const levels[] = {nullptr, kNormal2.level, kNormal4.level, kNormal8.level, kNormal16.level, kNormal32.level, kNormal64.level};
+  return levels[width][code];
+}
+constexpr float scale(int width) {
+  const float scales[] = {0, kNormal2.scale, kNormal4.scale, kNormal8.scale, kNormal16.scale, kNormal32.scale, kNormal64.scale};
+  return scales[width];
+}
+
 }  // namespace kvq::book_data
