@@ -10,20 +10,14 @@
 
 namespace kvq::cuda {
 
-struct FusedKernel;
-
-// How a layer's attention runs in this step.
-struct LayerLaunch {
-  const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t stage_bytes = 1, items = 0, pages_per_item = 0;
-};
-
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
 struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
-  Buffer plans, tables, partials, tickets, findings;
+  Buffer plans, tables, partials, tickets;
   Vector<LayerLaunch> launches;  // by layer
   Vector<char> host;             // tables before they are uploaded
+  Findings *findings = nullptr;  // in `tables`, by sequence
+  size_t sequences = 0;
   uint32_t tickets_ready = 0;    // tickets that have been zeroed
   uint32_t queries = 0;          // tokens of the step
   uint64_t saturated = 0;        // elements of host tensors beyond +-65504
@@ -32,6 +26,7 @@ struct StepState {
 };
 
 // Build and upload the tables of all layers.
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, cudaStream_t stream, StepState *state);
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, Arena &arena, cudaStream_t stream,
+                 StepState *state);
 
 }  // namespace kvq::cuda

@@ -132,6 +132,7 @@ class Cache {
   Cache(const Memory &counted, const CacheConfig &config);
   ~Cache();
   Status prepare(const CacheConfig &config);
+  Status plan_step(Step &step);
   Status check_cut(const Sequence &sequence, uint64_t length) const;
 
   uint64_t max_tokens_;

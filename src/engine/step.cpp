@@ -30,8 +30,9 @@ Status take(Table<Sequence> &sequences, Step &step, size_t i) {
   if (status == KVQ_E_BUSY)
     for (size_t other = 0; other < i; other++)
       if (step.entries[other].id == entry.id) return fail(KVQ_E_INVALID, "seqs[%zu] is the same sequence as seqs[%zu]", i, other);
-  if (status == KVQ_OK) entry.sequence = &*entry.use;
-  return status;
+  if (status != KVQ_OK) return status;
+  entry.sequence = &*entry.use;
+  return entry.sequence->check_finite();
 }
 
 Status check_begin(const Cache &cache, const Sequence &sequence, size_t i, uint32_t tokens) {
@@ -76,8 +77,9 @@ class Source final : public StepSource {
   uint64_t length(size_t sequence, uint32_t layer) const override { return view(sequence, layer).length(); }
   PageList pages(size_t sequence, uint32_t layer) const override {
     const SequenceView &seen = view(sequence, layer);
-    return {&seen, seen.count(), SequenceView::get};
+    return seen.list();
   }
+  std::shared_ptr<PageTable> &table(size_t sequence) const override { return step_.entries[sequence].sequence->table; }
   PageRows row(size_t sequence, uint32_t layer, uint32_t token) const override {
     const StepEntry &entry = step_.entries[sequence];
     const SequenceLayer &rows = entry.sequence->layers[layer];
@@ -102,6 +104,12 @@ class Source final : public StepSource {
 
 }  // namespace
 
+Status Cache::plan_step(Step &step) {
+  KVQ_TRY(backend->plan_step(Source(*this, step), shapes, step.workspace.get()));
+  for (StepEntry &entry : step.entries) entry.version = entry.sequence->version;
+  return KVQ_OK;
+}
+
 Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id) {
   uint64_t total = 0;
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
@@ -123,7 +131,7 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
     reserve_rows(*this, entry);
   }
   if (!query_only) reserve_queries(*this, *step);
-  if (backend->plans_steps()) KVQ_TRY(backend->plan_step(Source(*this, *step), shapes, step->workspace.get()));
+  if (backend->plans_steps()) KVQ_TRY(plan_step(*step));
   KVQ_TRY(steps.insert(&*step, "max_sequences", id));
   for (StepEntry &entry : step->entries) {
     if (!query_only) entry.sequence->in_step = true;
@@ -190,12 +198,13 @@ Status Cache::attend(Step &step, const AttendInput &input) {
       return fail(KVQ_E_INVALID, "seqs[%zu]: %u queries, but layer %u has %llu tokens", i, entry.tokens, input.layer,
                   (unsigned long long)length);
     KVQ_TRY(check_released(entry, length, window));
-    step.attention.push_back({{&entry.view, entry.view.count(), SequenceView::get}, length, entry.first, entry.tokens});
+    step.attention.push_back({entry.view.list(), length, entry.first, entry.tokens});
   }
   if (step.tokens == 0) return KVQ_OK;
   uint64_t saturated = 0;
   if (backend->plans_steps()) {
-    if (step.query_only) KVQ_TRY(backend->plan_step(Source(*this, step), shapes, step.workspace.get()));  // they may have changed
+    const auto is_old = [](const StepEntry &entry) { return entry.version != entry.sequence->version; };
+    if (step.query_only && std::any_of(step.entries.begin(), step.entries.end(), is_old)) KVQ_TRY(plan_step(step));
   } else {
     KVQ_TRY(backend->check_rows(*input.q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
   }

@@ -19,6 +19,7 @@ struct StepEntry {
   Vector<LayerGrowth> growth;      // by layer; empty for QUERY_ONLY
   Table<Sequence>::Use use;        // QUERY_ONLY: during a call
   SequenceView view;               // during attend
+  uint64_t version = 0;            // of the sequence when it was planned
 };
 
 // Workspaces of steps.  One stays for the next step, so that a single step at a time allocates none; a backend that plans steps
