@@ -58,13 +58,16 @@ __device__ inline float load_input(const DeviceTensor &x, int64_t at) {
   }
 }
 
-// Have the queries of an item in the L2 cache soon.
+// Have a line in the L2 cache soon.
+__device__ inline void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// The queries of an item.
 __device__ inline void prefetch_queries(const Item &item, const AttendArguments &a) {
   const uint32_t size = a.q.dtype == KVQ_DTYPE_F64 ? 8 : a.q.dtype == KVQ_DTYPE_F32 ? 4 : 2, lines = (a.dim_k * size + 127) / 128;
   const uint32_t row = threadIdx.x / lines, line = threadIdx.x % lines;
   if (row >= item.rows) return;
   const int64_t at = int64_t(item.sequence->first_query + row_query(item, a, row)) * a.q.token_stride + int64_t(row_head(item, a, row)) * a.q.head_stride;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.q.data) + at * size + line * 128));
+  prefetch(static_cast<const char *>(a.q.data) + at * size + line * 128);
 }
 
 // Element of a query, entered by rule 1.4; what is not finite is +0 and reported.

@@ -34,7 +34,7 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
   const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
-  const bool rotate = key && key->rotate, groups = key && (key->regions > 1 || Kind(key->kind) == Kind::width_groups);
+  const bool rotate = key && key->rotate, groups = key && Kind(key->kind) == Kind::width_groups;
   const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
@@ -201,43 +201,38 @@ struct TileShape {
   }
 };
 
-// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  Pages are
-// read 32 at a time into the lanes of the warp, the next 32 ahead of time.
+// A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  The entry of
+// a page is read one page ahead of its first tile.
 template <bool kTwo>
 struct Walk {
-  const PageEntry *list;  // of page 0; the next one is `step` entries on
+  const PageEntry *entry;  // of page `ahead`; the next one is `step` entries on
   uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
   TileShape shape, other;  // of the page that is fetched from; of its class's other
   uint32_t shape_kind;
-  uint32_t now, ahead;     // the page that is worked on; that is fetched from, plus one
+  uint32_t now, ahead;     // the page that is worked on; the one after that which is fetched from
+  uint32_t tags;           // of the pages from `now` to `ahead`, two bits each: class, and (2) full and seen by every query, but for the window
   uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
   const uint8_t *next;     // the tile to fetch next
   uint32_t left;           // tiles of its page, with this one
-  uint64_t page, next_page;
-  uint32_t tag, next_tag;  // kind + 2 * whole: full, and every query sees all of it (but for the window)
+  uint4 head;              // of the entry
   uint32_t seen, flip;     // what the oldest query sees; of SequenceEntry
 
-  __device__ __forceinline__ void read(uint32_t i, uint64_t *at, uint32_t *what) const {
-    if (i >= count) return;
-    const PageEntry &entry = list[i * step];
-    *at = reinterpret_cast<uint64_t>(entry.page);
-    *what = (kTwo ? entry.kind ^ flip : 0) + 2 * (entry.last < seen);
+  __device__ __forceinline__ void read() {
+    if (ahead < count) head = __ldg(reinterpret_cast<const uint4 *>(entry));
   }
   __device__ __forceinline__ void fetch(uint32_t lane) {
     if (left == 0) {
       if (ahead >= count) return;
-      const bool near = ahead / 32 == now / 32;
-      const uint64_t at = __shfl_sync(~0u, near ? page : next_page, ahead % 32);
-      if constexpr (kTwo) {
-        const uint32_t kind = __shfl_sync(~0u, near ? tag : next_tag, ahead % 32) & 1u;
-        if (kind != shape_kind) {
-          const TileShape swap = shape;
-          shape = other, other = swap, shape_kind = kind;
-        }
+      const uint32_t kind = kTwo ? head.z ^ flip : 0;
+      if (kTwo && kind != shape_kind) {
+        const TileShape swap = shape;
+        shape = other, other = swap, shape_kind = kind;
       }
-      next = reinterpret_cast<const uint8_t *>(at) + shape.offset;
+      next = reinterpret_cast<const uint8_t *>(uint64_t(head.y) << 32 | head.x) + shape.offset;
       left = shape.tiles;
-      ahead++;
+      tags |= (kind + 2 * (head.w < seen)) << 2 * (ahead - now);
+      ahead++, entry += step;
+      read();
     }
     const bool leads = ((shape.tiles - left) & shape.group_mask) == 0;  // comes with its group's parameters
     const uint32_t skipped = leads ? 0 : shape.params, bytes = shape.bytes + shape.params - skipped, slot = fetched % kStages;
@@ -250,13 +245,8 @@ struct Walk {
     await_page(barrier + 8 * slot, used / kStages & 1);
     return slot * slot_bytes;
   }
-  __device__ __forceinline__ void next_pages(uint32_t lane) {  // page `now` is done
-    if (now % 32 == 31) {
-      page = next_page, tag = next_tag;
-      read(now + 33 + lane, &next_page, &next_tag);
-    }
-    now++;
-  }
+  __device__ __forceinline__ const PageEntry *current() const { return entry - (ahead - now) * step; }
+  __device__ __forceinline__ void next_page() { tags >>= 2, now++; }
 };
 
 template <bool kTwo>
@@ -264,22 +254,22 @@ __device__ __forceinline__ Walk<kTwo> open_walk(const ShareEntry &share, uint32_
                                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
   const uint32_t pages = share.packed;
   Walk<kTwo> walk;
-  walk.list = share.sequence.table + share.first_page + warp;
+  walk.entry = share.sequence.table + share.first_page + warp;
   walk.seen = share.sequence.length - min(share.sequence.length, share.sequence.n_queries) + 1, walk.flip = share.sequence.flip;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
-  walk.page = walk.next_page = walk.tag = walk.next_tag = 0;
-  walk.read(me.lane, &walk.page, &walk.tag);
-  walk.read(32 + me.lane, &walk.next_page, &walk.next_tag);
+  walk.used = walk.fetched = used;
+  walk.now = walk.ahead = walk.left = walk.tags = 0;
+  walk.read();
   const TensorFormat *const *tensors = share.sequence.tensors;
+  for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
+    if (tensors[kind]) prefetch(tensors[kind] + 2 * head + 1);
   if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
   if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
   walk.shape_kind = 0;
   walk.slot_bytes = slot_bytes;
   walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
   walk.barrier = shared_address(barriers + warp * kStages);
-  walk.used = walk.fetched = used;
-  walk.now = walk.ahead = walk.left = 0;
   open_ring();
   for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane);
   return walk;
@@ -362,13 +352,13 @@ __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const 
   const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
   while (walk.now < walk.count) {
-    const uint32_t tag = uniform(__shfl_sync(~0u, walk.tag, walk.now % 32));
-    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.list + walk.now * walk.step : nullptr;
+    const uint32_t tag = uniform(walk.tags & 3);
+    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.current() : nullptr;
     if (!kTwo || !(tag & 1))
       run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
       run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
-    walk.next_pages(me.lane);
+    walk.next_page();
   }
 }
 

@@ -90,48 +90,56 @@ Code book_code(uint32_t levels) {
   }
 }
 
-Code affine_code(const HeadFormat &head) {
-  const Codec &codec = head.codec;
-  if (codec.group != head.shape.dim) return Code::none;
-  if (codec.levels == 4 && head.shape.tensor == KVQ_TENSOR_V) return Code::crumbs;
+Code affine_code(const Codec &codec, const HeadShape &shape) {
+  if (codec.group != shape.dim) return Code::none;
+  if (codec.levels == 4 && shape.tensor == KVQ_TENSOR_V) return Code::crumbs;
   return codec.levels == 5 ? Code::rows5 : codec.levels == 6 ? Code::rows6 : Code::none;
 }
 
-// Widths that are powers of two, up to 6 bits, in whole groups of tiles.
-Code column_code(const HeadFormat &head) {
-  if (head.codec.group % kTile || !std::has_single_bit(head.codec.group)) return Code::none;
-  for (const SlotClass &cls : head.classes)
-    if (!std::has_single_bit(cls.levels) || cls.levels > 64) return Code::none;
-  return Code::planes;
-}
-
-// Keys in books of 2 to 64 levels, each for whole units.
-Code group_code(const HeadFormat &head) {
-  for (const SlotClass &cls : head.classes)
-    if (cls.first % 16 || cls.count % 16 || cls.levels > 64) return Code::none;
-  return head.shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none;
-}
-
-// How fused kernels would read a tensor's codes.
-Code code_of(const HeadFormat &head, uint32_t page_tokens) {
+// How fused kernels would read a tensor's codes, if the tables of its heads allow it.
+Code code_of(const Codec &codec, const HeadShape &shape, uint32_t page_tokens) {
   if (page_tokens % kTile) return Code::none;
-  switch (head.codec.kind) {
+  switch (codec.kind) {
     case Kind::lloyd:
-      return book_code(head.codec.levels);
+      return book_code(codec.levels);
     case Kind::affine_token:
-      return affine_code(head);
+      return affine_code(codec, shape);
     case Kind::width_groups:
-      return group_code(head);
+      return shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none;
     case Kind::affine_channel:
+      return codec.group % kTile == 0 && std::has_single_bit(codec.group) && std::has_single_bit(codec.levels) ? Code::planes : Code::none;
     case Kind::channel_widths:
     case Kind::pair_mix:
-      return column_code(head);
+      return codec.group % kTile == 0 && std::has_single_bit(codec.group) ? Code::planes : Code::none;
     default:
       return Code::none;
   }
 }
 
+// Up to 6 bits, and where every width has a book, whole units of each.
+bool tables_allow(const HeadFormat &head, Code code) {
+  for (const SlotClass &cls : head.classes) {
+    if ((code == Code::planes || code == Code::groups) && cls.levels > 64) return false;
+    if (code == Code::groups && (cls.first % 16 || cls.count % 16)) return false;
+  }
+  return true;
+}
+
+Code code_of(const HeadFormat &head, uint32_t page_tokens) {
+  const Code code = code_of(head.codec, head.shape, page_tokens);
+  return tables_allow(head, code) ? code : Code::none;
+}
+
 }  // namespace
+
+bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit) {
+  if (shape.dim_k != shape.dim_v) return false;
+  if (k.kind == Kind::raw && v.kind == Kind::raw) return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1);
+  const PagePath path{code_of(k, shape.head(KVQ_TENSOR_K), page_tokens), code_of(v, shape.head(KVQ_TENSOR_V), page_tokens)};
+  const bool widths = k.kind == Kind::channel_widths || k.kind == Kind::width_groups;
+  if (widths && (bmax > 6 || (path.keys == Code::groups && unit % 8))) return false;
+  return has_fused(shape.dim_k, path);
+}
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
                                std::pmr::vector<HeadFormat> &&key_formats, std::pmr::vector<HeadFormat> &&value_formats)

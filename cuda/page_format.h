@@ -19,6 +19,9 @@ class Books {
   Buffer buffer_;
 };
 
+// Will attention on pages of these codecs be fused?  Of the policy that gives K its widths: the largest, and pairs of a unit.
+bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit);
+
 class CudaPageFormat final : public PageFormat {
  public:
   CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t page_tokens,

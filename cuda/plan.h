@@ -12,13 +12,13 @@ constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 
 // A piece of a sequence, as PageView.
-struct PageEntry {
+struct alignas(16) PageEntry {
   const void *page;
+  uint32_t kind;       // class, or kRawKind
+  uint32_t last;       // of a full packed page: its largest position; else kNotFull
   uint32_t first, count;
   uint32_t position;   // of row `first`
   uint32_t positions;  // 1 + index in SequenceEntry::positions of that of row `first`; 0: the others follow
-  uint32_t kind;       // class, or kRawKind
-  uint32_t last;       // of a full packed page: its largest position; else kNotFull
 };
 constexpr uint32_t kNotFull = ~0u;
 

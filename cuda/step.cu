@@ -123,7 +123,7 @@ void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query) {
 void Planner::add_raw(uint32_t layer, const PageList &list, size_t begin, size_t end) {
   for (size_t i = begin; i < end; i++) {
     const PageView view = list.get(list.self, layer, i);
-    pages_.push_back({view.page, view.first, view.count, uint32_t(view.position), 0, kRawKind, kNotFull});
+    pages_.push_back({view.page, kRawKind, kNotFull, view.first, view.count, uint32_t(view.position), 0});
   }
 }
 

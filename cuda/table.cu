@@ -114,7 +114,7 @@ void SequenceTable::patch_entries(uint32_t layer, const PageList &list, uint32_t
     const uint32_t i = uint32_t(cls ? end - 1 - (n - first) : n);  // upwards in memory
     const PageView view = page_at(list, layer, cls, i);
     const auto &format = *static_cast<const CudaPageFormat *>(view.format);
-    PageEntry entry{view.page, view.first, view.count, uint32_t(view.position), 0, format.raw ? kRawKind : cls, kNotFull};
+    PageEntry entry{view.page, format.raw ? kRawKind : cls, kNotFull, view.first, view.count, uint32_t(view.position), 0};
     if (view.positions) entry.positions = 1 + place(cls, i) * page_tokens_;
     if (view.count == format.page_tokens)
       entry.last = view.positions ? view.positions[view.count - 1] : uint32_t(view.position + view.count - 1);

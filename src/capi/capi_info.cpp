@@ -3,6 +3,7 @@
 
 #include "capi/boundary.h"
 #include "capi/devices.h"
+#include "engine/cache.h"
 
 using namespace kvq;
 using namespace kvq::capi;
@@ -65,6 +66,18 @@ int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info) {
   });
 }
 
+// How attention of a configuration that Cache::check has accepted reads its pages.
+static Status describe_path(const CacheConfig &config, uint32_t backend, kvq_support *out) {
+  Memory scratch;
+  Recipe recipe(&scratch);
+  KVQ_TRY(parse_recipe(config.recipe, config.shapes, &recipe));
+  const size_t layer = first_decoded_layer(backend, config.shapes, recipe);
+  out->path = layer == config.shapes.size() ? KVQ_PATH_FUSED : KVQ_PATH_DECODE;
+  if (out->path == KVQ_PATH_FUSED) return KVQ_OK;
+  std::snprintf(out->reason, sizeof out->reason, "layer %zu: attention decodes packed pages of these codecs and dimensions to memory, a piece at a time", layer);
+  return KVQ_OK;
+}
+
 int32_t kvq_backend_support(const kvq_config *config, kvq_support *support) {
   return guarded([&]() -> Status {
     KVQ_TRY(check_struct(config, sizeof *config, "config"));
@@ -74,8 +87,12 @@ int32_t kvq_backend_support(const kvq_config *config, kvq_support *support) {
     kvq_support out{};
     out.status = read_config(config, &read);
     if (out.status == KVQ_OK) out.status = Cache::check(read.config);
-    out.path = out.status == KVQ_OK ? KVQ_PATH_FUSED : KVQ_PATH_NONE;
-    if (out.status != KVQ_OK) std::snprintf(out.reason, sizeof out.reason, "%s", failure_detail());
+    if (out.status == KVQ_OK) {
+      KVQ_TRY(describe_path(read.config, config->backend, &out));
+    } else {
+      out.path = KVQ_PATH_NONE;
+      std::snprintf(out.reason, sizeof out.reason, "%s", failure_detail());
+    }
     write_struct(out, support);
     return KVQ_OK;
   });

@@ -36,6 +36,21 @@ Status check_device(uint32_t backend, uint32_t device, [[maybe_unused]] std::spa
 #endif
 }
 
+size_t first_decoded_layer([[maybe_unused]] uint32_t backend, std::span<const LayerShape> shapes, [[maybe_unused]] const Recipe &recipe) {
+  size_t layer = 0;
+#if KVQ_WITH_CUDA
+  const auto fused = [&](size_t l) {
+    const LayerCodecs &codecs = recipe.layers[l];
+    for (uint32_t c = 0; c < recipe.classes; c++)
+      if (!cuda_reads_fused(shapes[l], codecs.k[c], codecs.v[c], recipe.page_tokens, recipe.policy.bmax, codecs.unit)) return false;
+    return true;
+  };
+  while (backend == KVQ_BACKEND_CUDA && layer < shapes.size() && fused(layer)) layer++;
+  if (backend == KVQ_BACKEND_CUDA) return layer;
+#endif
+  return shapes.size();
+}
+
 BackendFactory backend_factory([[maybe_unused]] uint32_t backend) {
 #if KVQ_WITH_CUDA
   if (backend == KVQ_BACKEND_CUDA) return make_cuda_backend;

@@ -17,6 +17,8 @@ DeviceInfo describe_backend(uint32_t backend);
 
 // Can caches with these layers be made there?
 Status check_device(uint32_t backend, uint32_t device, std::span<const LayerShape> shapes);
+// The first layer whose packed pages attention decodes to memory before it reads them; the number of layers if there is none.
+size_t first_decoded_layer(uint32_t backend, std::span<const LayerShape> shapes, const Recipe &recipe);
 // Of a backend that check_device has accepted.
 BackendFactory backend_factory(uint32_t backend);
 
