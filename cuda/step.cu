@@ -14,6 +14,8 @@ StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
 
 namespace {
 
+constexpr size_t kBehindPlans = 65536;
+
 // Collects the tables of a step.
 class Planner {
  public:
@@ -36,6 +38,7 @@ class Planner {
   void choose_kernel(uint32_t layer, Plan *plan);
   void order_classes(const FusedKernel &kernel);
   void choose_splits(uint32_t layer, Plan *plan);
+  char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
 
@@ -234,33 +237,43 @@ Status Planner::upload_patches(cudaStream_t stream, Buffer *buffer) {
   return KVQ_OK;
 }
 
+// Plans lie at an address that graphs keep; what they point to lies behind them where there is room, so that one copy is enough.
+char *Planner::place_tables(size_t plans, size_t all) {
+  state_.plans.reserve(plans + kBehindPlans);
+  if (all <= state_.plans.bytes()) return state_.plans.as<char>();
+  if (all > state_.tables.bytes()) state_.tables.reserve(all * 2);
+  return state_.tables.as<char>();
+}
+
 Status Planner::upload(cudaStream_t stream) {
-  state_.host.clear();
-  const size_t pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
-  const size_t shares = append(&state_.host, shares_), findings = append(&state_.host, findings_);
-  if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
+  Vector<char> &host = state_.host;
+  host.clear();
+  const size_t plans = append(&host, plans_), pages = append(&host, pages_), rows = append(&host, rows_);
+  const size_t shares = append(&host, shares_), findings = append(&host, findings_);
+  char *base = place_tables(plans_.size() * sizeof(Plan), host.size());
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
-  state_.plans.reserve(plans_.size() * sizeof(Plan));
   if (groups_ > state_.tickets_ready) {
     state_.tickets_ready = groups_ * 2;
     state_.tickets.reserve(state_.tickets_ready * sizeof(uint32_t));
     KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets_ready * sizeof(uint32_t), stream));
   }
-  char *base = state_.tables.as<char>();
   state_.findings = reinterpret_cast<Findings *>(base + findings);
   state_.sequences = findings_.size();
-  for (Plan &plan : plans_) {
+  for (size_t l = 0; l < plans_.size(); l++) {
+    Plan &plan = plans_[l];
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
     plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
     plan.partials = state_.partials.as<float>();
     plan.tickets = state_.tickets.as<uint32_t>();
     plan.findings = state_.findings;
+    std::memcpy(host.data() + plans + l * sizeof(Plan), &plan, sizeof plan);
   }
   Buffer patches(arena_);
   if (!patches_.list.empty()) KVQ_TRY(upload_patches(stream, &patches));
-  if (!state_.host.empty()) KVQ_CUDA(cudaMemcpyAsync(base, state_.host.data(), state_.host.size(), cudaMemcpyHostToDevice, stream));
-  KVQ_CUDA(cudaMemcpyAsync(state_.plans.data(), plans_.data(), plans_.size() * sizeof(Plan), cudaMemcpyHostToDevice, stream));
+  if (base != state_.plans.data())
+    KVQ_CUDA(cudaMemcpyAsync(state_.plans.data(), host.data(), plans_.size() * sizeof(Plan), cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaMemcpyAsync(base, host.data(), host.size(), cudaMemcpyHostToDevice, stream));
   KVQ_CUDA(cudaStreamSynchronize(stream));  // a graph may be replayed on any stream
   for (size_t s = 0; s < tables_.size() && !patches_.list.empty(); s++)
     if (tables_[s]) tables_[s]->confirm({source_, s, shapes_});

@@ -13,10 +13,10 @@ namespace kvq::cuda {
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
 struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
-  Buffer plans, tables, partials, tickets;
+  Buffer plans, tables, partials, tickets;  // tables: what has no room behind the plans
   Vector<LayerLaunch> launches;  // by layer
   Vector<char> host;             // tables before they are uploaded
-  Findings *findings = nullptr;  // in `tables`, by sequence
+  Findings *findings = nullptr;  // on the device, by sequence
   size_t sequences = 0;
   uint32_t tickets_ready = 0;    // tickets that have been zeroed
   uint32_t queries = 0;          // tokens of the step
