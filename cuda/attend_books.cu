@@ -6,7 +6,7 @@ namespace {
 
 template <int U, int N, int W>
 constexpr FusedKernel books(Code code) {
-  return {16 * U, N, {code, code}, {}, launch_fused<U, N, Pages<Nibbles<W>, Nibbles<W>>, NoPages>};
+  return fused<U, N, Pages<Nibbles<W>, Nibbles<W>>, NoPages>({code, code}, {});
 }
 constexpr FusedKernel kBooks[] = {
     books<8, 1, 3>(Code::book3), books<8, 1, 2>(Code::book2), books<8, 1, 4>(Code::book4),

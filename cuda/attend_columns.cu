@@ -6,7 +6,7 @@ namespace {
 
 template <int U, int N, class Values>
 constexpr FusedKernel columns(Code values) {
-  return {16 * U, N, {Code::planes, values}, {}, launch_fused<U, N, Pages<Planes, Values>, NoPages>};
+  return fused<U, N, Pages<Planes, Values>, NoPages>({Code::planes, values}, {});
 }
 constexpr FusedKernel kColumns[] = {
     columns<8, 1, Crumbs>(Code::crumbs),

@@ -1,5 +1,7 @@
 #include "cuda/attend_fast.h"
 
+#include <algorithm>
+
 namespace kvq::cuda {
 
 namespace {
@@ -26,8 +28,18 @@ const FusedKernel *find_fused(uint32_t dim, PagePath first, PagePath second, uin
   });
 }
 
+BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps) {
+  constexpr uint32_t kReserved = 1024;  // of every block
+  const uint32_t warp_bytes = kStages * stage_bytes + limits.per_warp;
+  warps = std::min(warps, limits.max_warps);
+  while (warps > 1 && warps * warp_bytes > processors.block_bytes - limits.fixed) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
+  const uint32_t bytes = warps * std::max(warp_bytes, limits.merge_per_warp);
+  const uint32_t at_once = std::min(limits.warps_at_once / warps, processors.bytes / (bytes + limits.fixed + kReserved));
+  return {warps, bytes, std::max(1u, at_once)};
+}
+
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
-  if (launch.kernel) return launch.kernel->launch(arguments, launch, processors, stream);
+  if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
   return attend_general(arguments, processors, stream);
 }
 

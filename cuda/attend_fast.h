@@ -6,12 +6,25 @@
 
 namespace kvq::cuda {
 
+// What a block needs of shared memory, in bytes, and how many warps it may have.
+struct BlockLimits {
+  uint32_t max_warps, warps_at_once;  // of a block; of all blocks that run on a processor together
+  uint32_t fixed, per_warp, merge_per_warp;  // besides the ring; of a warp besides its stages; the least of a warp, for merging
+};
+
 // A kernel that is built: for a head dimension, pages of one class or of two, and items of so many blocks of kRows rows.
 struct FusedKernel {
   uint32_t dim, row_blocks;
   PagePath first, second;
-  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, uint32_t processors, cudaStream_t);
+  BlockLimits limits;
+  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, cudaStream_t);
 };
+
+constexpr uint32_t kStages = 2;  // tiles of a warp that are in flight or worked on
+
+// A block of at most `warps` warps, for tiles of `stage_bytes`.
+BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps);
+
 // By translation unit.
 std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();
 

@@ -6,7 +6,7 @@ namespace {
 
 template <int N, int W>
 constexpr FusedKernel groups(Code values) {
-  return {128, N, {Code::groups, values}, {}, launch_fused<8, N, Pages<Groups, Nibbles<W>>, NoPages>};
+  return fused<8, N, Pages<Groups, Nibbles<W>>, NoPages>({Code::groups, values}, {});
 }
 constexpr FusedKernel kGroups[] = {groups<1, 3>(Code::book3), groups<1, 2>(Code::book2), groups<2, 3>(Code::book3), groups<2, 2>(Code::book2)};
 

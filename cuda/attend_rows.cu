@@ -11,7 +11,7 @@ using Book = Pages<Digits<L, L != 3, false>, Digits<L, L != 3, L == 3>>;
 
 template <int N, class First, class Second>
 constexpr FusedKernel rows(Code first, Code second) {
-  return {128, N, {first, first}, {second, second}, launch_fused<8, N, First, Second>};
+  return fused<8, N, First, Second>({first, first}, {second, second});
 }
 constexpr FusedKernel kRowKernels[] = {
     rows<1, Affine<5>, Affine<6>>(Code::rows5, Code::rows6),

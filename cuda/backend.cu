@@ -115,7 +115,7 @@ class CudaBackend final : public Backend {
   Order order_;
   Arena arena_;
   Books books_;
-  uint32_t processors_ = 1;
+  Processors processors_;
   size_t shared_limit_ = 0;        // shared memory of a block of threads
   bool reads_host_memory_ = false;  // any address of the process
   Findings *pinned_ = nullptr;     // host memory that copies come to
@@ -140,10 +140,11 @@ StepState &state_of(Workspace *workspace) { return *static_cast<CudaWorkspace *>
 
 Status CudaBackend::prepare() {
   KVQ_CUDA(order_.prepare());
-  int processors = 1, shared = 0;
+  int processors = 1, shared = 0, processor_shared = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_));
   KVQ_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
-  processors_ = uint32_t(processors), shared_limit_ = size_t(shared);
+  KVQ_CUDA(cudaDeviceGetAttribute(&processor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_));
+  processors_ = {uint32_t(processors), uint32_t(shared), uint32_t(processor_shared)}, shared_limit_ = size_t(shared);
   KVQ_CUDA(prepare_packing(shared_limit_));
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
@@ -323,7 +324,7 @@ void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRo
   if (q && to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &query_rows, &ignored) != KVQ_OK)
     throw DeviceFailure("statistics of q", failure_detail());
   must(sum_statistics(layout, list.as<DevicePiece>(), uint32_t(kv.size()), rows, q ? &query_rows : nullptr, table.as<uint16_t>(),
-                      processors_, device_sums.as<Wide>(), device_ranges.as<uint32_t>(), turn.stream()),
+                      processors_.count, device_sums.as<Wide>(), device_ranges.as<uint32_t>(), turn.stream()),
        "statistics");
   download(turn, device_sums.data(), sums.size() * sizeof(Wide), sums.data());
   download(turn, device_ranges.data(), ranges.size() * sizeof(uint32_t), ranges.data());
@@ -353,7 +354,7 @@ void CudaBackend::sum_keys(const LayerShape &shape, std::span<const PageRows> ro
 
 PackPlan CudaBackend::pack_plan(const CudaPageFormat &format) const {
   const RawShape shape{uint32_t(format.k.size()), format.k[0].shape.dim, format.v[0].shape.dim};
-  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_);
+  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_.count);
 }
 
 void CudaBackend::pack(const LayerShape &, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
@@ -513,7 +514,7 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
     a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
     a.lse = call.lse;
   }
-  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_, turn.stream()));
+  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_.count, turn.stream()));
   state.saturated += saturated;
   if (!to_host) return KVQ_OK;
   Vector<float> host(out_size + lse_size, memory_);

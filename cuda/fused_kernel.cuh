@@ -7,8 +7,6 @@
 
 namespace kvq::cuda {
 
-constexpr uint32_t kStages = 2;
-
 // Warps of the largest block: a warp's registers grow with the head dimension and the rows, and some codes take more.
 template <int U, int N, class First>
 constexpr uint32_t max_warps() {
@@ -447,22 +445,23 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
   }
 }
 
-// Shapes of a block: many warps for long sequences, small blocks for many short ones.
 template <int U, int N, class First, class Second>
-cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
+cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
   const auto kernel = fused_kernel<U, N, First, Second>;
-  constexpr uint32_t kShared = 227 * 1024, kReserved = 1024, kStatic = sizeof(Queries<U, N>) + 256, kMost = max_warps<U, N, First>();
-  const uint32_t slot = (launch.stage_bytes + 127) / 128 * 128;
-  uint32_t warps = launch.items > processors + processors / 2 ? 4 : launch.pages_per_item >= 48 ? 16 : 8;
-  warps = min(warps, kMost);
-  const uint32_t warp_bytes = kStages * slot + column_bytes<First, U, N>();
-  while (warps > 1 && warps * warp_bytes > kShared - kStatic) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
-  const uint32_t bytes = max(warps * warp_bytes, warps * uint32_t(sizeof(float)) * kRows * N * (16 * U + 2));
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+  const BlockShape &shape = launch.shape;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.dynamic_bytes));
   if (error != cudaSuccess) return error;
-  const uint32_t at_once = min(max(1u, 16 / (N * (U > 8 ? U / 8 : 1)) / warps), (kShared + kReserved) / (bytes + kStatic + kReserved));
-  kernel<<<processors * max(1u, at_once), warps * 32, bytes, stream>>>(a, slot);
+  kernel<<<launch.blocks, shape.warps * 32, shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
   return cudaGetLastError();
+}
+
+// The table's entry.
+template <int U, int N, class First, class Second>
+constexpr FusedKernel fused(PagePath first, PagePath second) {
+  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
+  return {16 * U, N, first, second,
+          {max_warps<U, N, First>(), kAll, sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
+          launch_fused<U, N, First, Second>};
 }
 
 }  // namespace kvq::cuda

@@ -7,6 +7,11 @@
 
 namespace kvq::cuda {
 
+// What a device offers to a launch: processors, and shared memory of a block and of a processor.
+struct Processors {
+  uint32_t count = 1, block_bytes = 0, bytes = 0;
+};
+
 constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
 constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
@@ -78,10 +83,16 @@ struct PagePath {
 
 struct FusedKernel;
 
+// A block of threads: its warps, its shared memory besides what is fixed, and how many run on a processor at once.
+struct BlockShape {
+  uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
+};
+
 // How a layer's attention runs in this step.
 struct LayerLaunch {
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t stage_bytes = 1, items = 0, pages_per_item = 0;
+  uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
+  BlockShape shape;
 };
 
 constexpr uint32_t kMaxSinks = 512;

@@ -19,7 +19,7 @@ constexpr size_t kBehindPlans = 65536;
 // Collects the tables of a step.
 class Planner {
  public:
-  Planner(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, Arena &arena, StepState *state)
+  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
         plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
         patches_(memory_), tables_(memory_) {}
@@ -38,13 +38,14 @@ class Planner {
   void choose_kernel(uint32_t layer, Plan *plan);
   void order_classes(const FusedKernel &kernel);
   void choose_splits(uint32_t layer, Plan *plan);
+  uint64_t choose_share(uint32_t layer, uint64_t work, uint64_t items);
   char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
 
   const StepSource &source_;
   std::span<const LayerShape> shapes_;
-  uint32_t processors_;
+  const Processors processors_;
   Arena &arena_;
   StepState &state_;
   std::pmr::memory_resource *memory_;
@@ -142,7 +143,7 @@ Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, Sequ
     classes.format[c] = format;
     entry->tensors[c] = format->device.tensors;
     entry->packed += uint32_t(list.packed[c]);
-    launch.stage_bytes = std::max(launch.stage_bytes, format->stage_bytes);
+    launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
   }
   return classes;
 }
@@ -191,14 +192,40 @@ void Planner::order_classes(const FusedKernel &kernel) {
   }
 }
 
+// Pages of an item.  Few long items get all of a processor's warps, one block each.  Where there are more items than processors, small
+// blocks run side by side, and items are cut so that little of the last round is idle: an item costs its pages and a few more.
+uint64_t Planner::choose_share(uint32_t layer, uint64_t work, uint64_t items) {
+  constexpr uint64_t kLeast = 8, kSmallWarps = 4, kOverhead = 2 * kSmallWarps;  // pages
+  LayerLaunch &launch = state_.launches[layer];
+  const uint64_t even = std::max(kLeast, (work + processors_.count - 1) / processors_.count);
+  if (!launch.kernel) return even;
+  const auto blocks_of = [&](uint32_t warps) {
+    launch.shape = block_shape(processors_, launch.kernel->limits, launch.stage_bytes, warps);
+    launch.blocks = processors_.count * launch.shape.at_once;
+    return launch.blocks;
+  };
+  blocks_of(even >= 48 ? 16 : 8);
+  if (items <= processors_.count + processors_.count / 2) return even;
+  const uint64_t slots = blocks_of(kSmallWarps), pages = work / items;
+  uint64_t best = 1, least = UINT64_MAX;
+  for (uint64_t cut = 1; cut <= 4 && pages / cut >= kLeast; cut++) {
+    const uint64_t cost = (items * cut + slots - 1) / slots * (pages / cut + kOverhead);
+    if (cost < least) best = cut, least = cost;
+  }
+  return std::max(kLeast, pages / best);
+}
+
 // Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
 void Planner::choose_splits(uint32_t layer, Plan *plan) {
   const LayerShape &shape = shapes_[layer];
   const uint32_t ratio = shape.q_heads / shape.kv_heads;
   const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + plan->item_rows - 1) / plan->item_rows; };
-  uint64_t work = 0;
-  for (size_t s = 0; s < sequences_.size(); s++) work += uint64_t(blocks(sequences_[s])) * shape.kv_heads * sequences_[s].pages;
-  const uint64_t share = std::max<uint64_t>(8, (work + processors_ - 1) / processors_);  // pages of an item
+  uint64_t work = 0, least = 0;  // pages; items
+  for (const SequenceEntry &entry : sequences_) {
+    work += uint64_t(blocks(entry)) * shape.kv_heads * entry.pages;
+    least += uint64_t(blocks(entry)) * shape.kv_heads;
+  }
+  const uint64_t share = choose_share(layer, work, least);
   plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   uint32_t items = 0, groups = 0;
   for (size_t s = 0; s < sequences_.size(); s++) {
@@ -214,9 +241,6 @@ void Planner::choose_splits(uint32_t layer, Plan *plan) {
     groups += blocks(entry) * shape.kv_heads;
   }
   plan->items = items;
-  LayerLaunch &launch = state_.launches[layer];
-  launch.items = items;
-  launch.pages_per_item = items ? uint32_t(work / items) : 0;
   groups_ = std::max(groups_, groups);
 }
 
@@ -282,8 +306,8 @@ Status Planner::upload(cudaStream_t stream) {
 
 }  // namespace
 
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, Arena &arena, cudaStream_t stream,
-                 StepState *state) {
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena,
+                 cudaStream_t stream, StepState *state) {
   return Planner(source, shapes, processors, arena, state).run(stream);
 }
 

@@ -26,7 +26,7 @@ struct StepState {
 };
 
 // Build and upload the tables of all layers.
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, uint32_t processors, Arena &arena, cudaStream_t stream,
-                 StepState *state);
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena,
+                 cudaStream_t stream, StepState *state);
 
 }  // namespace kvq::cuda
