@@ -17,6 +17,7 @@ const FusedKernel *find(Match &&match) {
 }  // namespace
 
 bool has_fused(uint32_t dim, PagePath path) {
+  if (path == PagePath{}) return false;
   return find([&](const FusedKernel &kernel) { return kernel.dim == dim && (kernel.first == path || kernel.second == path); }) != nullptr;
 }
 

@@ -38,7 +38,7 @@ class Planner {
   void choose_kernel(uint32_t layer, Plan *plan);
   void order_classes(const FusedKernel &kernel);
   void choose_splits(uint32_t layer, Plan *plan);
-  uint64_t choose_share(uint32_t layer, uint64_t work, uint64_t items);
+  void choose_blocks(LayerLaunch *launch, uint64_t items);
   char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
@@ -192,27 +192,13 @@ void Planner::order_classes(const FusedKernel &kernel) {
   }
 }
 
-// Pages of an item.  Few long items get all of a processor's warps, one block each.  Where there are more items than processors, small
-// blocks run side by side, and items are cut so that little of the last round is idle: an item costs its pages and a few more.
-uint64_t Planner::choose_share(uint32_t layer, uint64_t work, uint64_t items) {
-  constexpr uint64_t kLeast = 8, kSmallWarps = 4, kOverhead = 2 * kSmallWarps;  // pages
-  LayerLaunch &launch = state_.launches[layer];
-  const uint64_t even = std::max(kLeast, (work + processors_.count - 1) / processors_.count);
-  if (!launch.kernel) return even;
-  const auto blocks_of = [&](uint32_t warps) {
-    launch.shape = block_shape(processors_, launch.kernel->limits, launch.stage_bytes, warps);
-    launch.blocks = processors_.count * launch.shape.at_once;
-    return launch.blocks;
-  };
-  blocks_of(even >= 48 ? 16 : 8);
-  if (items <= processors_.count + processors_.count / 2) return even;
-  const uint64_t slots = blocks_of(kSmallWarps), pages = work / items;
-  uint64_t best = 1, least = UINT64_MAX;
-  for (uint64_t cut = 1; cut <= 4 && pages / cut >= kLeast; cut++) {
-    const uint64_t cost = (items * cut + slots - 1) / slots * (pages / cut + kOverhead);
-    if (cost < least) best = cut, least = cost;
-  }
-  return std::max(kLeast, pages / best);
+// The shape of blocks: few items get all of a processor's warps, one block each; where there are more items than processors, small
+// blocks run side by side.  (Measured on an H200: more cuts than this cost more than the idle end of the last round.)
+void Planner::choose_blocks(LayerLaunch *launch, uint64_t items) {
+  if (!launch->kernel) return;
+  const uint32_t warps = items > processors_.count + processors_.count / 2 ? 4 : 16;
+  launch->shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
+  launch->blocks = processors_.count * launch->shape.at_once;
 }
 
 // Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
@@ -220,12 +206,9 @@ void Planner::choose_splits(uint32_t layer, Plan *plan) {
   const LayerShape &shape = shapes_[layer];
   const uint32_t ratio = shape.q_heads / shape.kv_heads;
   const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + plan->item_rows - 1) / plan->item_rows; };
-  uint64_t work = 0, least = 0;  // pages; items
-  for (const SequenceEntry &entry : sequences_) {
-    work += uint64_t(blocks(entry)) * shape.kv_heads * entry.pages;
-    least += uint64_t(blocks(entry)) * shape.kv_heads;
-  }
-  const uint64_t share = choose_share(layer, work, least);
+  uint64_t work = 0;  // pages
+  for (const SequenceEntry &entry : sequences_) work += uint64_t(blocks(entry)) * shape.kv_heads * entry.pages;
+  const uint64_t share = std::max<uint64_t>(8, (work + processors_.count - 1) / processors_.count);  // pages of an item
   plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   uint32_t items = 0, groups = 0;
   for (size_t s = 0; s < sequences_.size(); s++) {
@@ -241,6 +224,7 @@ void Planner::choose_splits(uint32_t layer, Plan *plan) {
     groups += blocks(entry) * shape.kv_heads;
   }
   plan->items = items;
+  choose_blocks(&state_.launches[layer], items);
   groups_ = std::max(groups_, groups);
 }
 

@@ -239,7 +239,7 @@ static int32_t call_prefill(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint3
 
 static int32_t call_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            uint32_t window, float scale, float softcap, const float *sinks, void *stream) {
-  const kvq_attend_options options = {sizeof options, window, scale, softcap, sinks};
+  const kvq_attend_options options = {sizeof options, window, scale, softcap, sinks, 0, 0};
   return kvq_attend(cache, step, layer, q, out, lse, &options, stream);
 }
 

@@ -138,8 +138,7 @@ typedef struct kvq_layer {
   uint32_t rope_layout;  /* KVQ_ROPE_*: how the channels of K pair up (PN-Mix section 3, Block-GTQ section 3) */
   uint32_t rotary_dim;   /* rotary channels of K: even, at most dim_k; 0 means dim_k */
   uint32_t rotary_first; /* first rotary channel: even, rotary_first + rotary_dim <= dim_k */
-  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all.  Where every layer
-                          * that stores K and V has one, tokens outside all of them are given back: see kvq_seq_truncate */
+  uint32_t window;       /* attention sees the newest `window` positions, the query's own included; 0: all (see kvq_seq_truncate) */
   uint32_t kv_source;    /* 0: the layer stores its own K and V; n + 1: it reads those of the earlier layer n */
 } kvq_layer;
 
@@ -168,7 +167,7 @@ typedef struct kvq_config {
   uint64_t max_bytes;       /* limit of bytes_used; 0: none.  Beyond it calls return KVQ_E_FULL */
   uint64_t max_tokens;      /* limit of tokens of one sequence; 0: 2^32 - 1, which is the most */
   uint32_t max_sequences;   /* sequences that exist, and steps that are open, at once: at most 2^20; 0: 4096 */
-  uint32_t reserved;
+  uint32_t n_callers;       /* kvq_attend calls over head ranges that may run at once in one step: at most 64; 0: 1.  CPU only */
   const kvq_allocator *allocator; /* NULL: malloc and free.  Copied: the struct may go, `user` must live as long as the cache */
   void *log_user;
   void (*log)(void *user, int32_t level, const char *message); /* NULL: silent.  Called by the thread that makes the call */
@@ -187,7 +186,7 @@ typedef struct kvq_tensor {
   int64_t head_stride;  /* elements between heads; 0: packed, channels */
 } kvq_tensor;
 
-/* A chunk of a prompt, for one layer. */
+/* A chunk of a prompt, for one layer.  Where the policy ranks by queries (pnmix, blockgtq, kvq-*) the first prompt needs Q. */
 typedef struct kvq_prefill {
   uint32_t struct_size;
   uint32_t layer;       /* layer index; KVQ_ALL_LAYERS with n_tokens = 0: only the flags, for all layers */
@@ -196,20 +195,20 @@ typedef struct kvq_prefill {
   uint64_t n_tokens;    /* tokens of the chunk, at most 2^24; 0: none */
   const kvq_tensor *k;  /* [n_tokens][kv_heads][dim_k] */
   const kvq_tensor *v;  /* [n_tokens][kv_heads][dim_v] */
-  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: for statistics only.  Recipes whose policy ranks by queries
-                         * (pnmix, blockgtq, kvq-*) need it in the first prompt; NULL: none */
+  const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
 #define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
 
-/* Options of kvq_attend. */
+/* Options of kvq_attend.  A window that reaches tokens which have been given back (kvq_seq_truncate) is INVALID. */
 typedef struct kvq_attend_options {
   uint32_t struct_size;
-  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions.  INVALID if it reaches
-                         * tokens that have been given back (kvq_seq_truncate) */
+  uint32_t window;      /* 0: the layer's own window; UINT32_MAX: none; else the newest `window` positions */
   float scale;          /* of the logits; 0: 1/sqrt(dim_k) */
   float softcap;        /* 0: none; else logits become softcap * tanh(logit / softcap), after `scale` */
   const float *sinks;   /* learned sinks [q_heads], natural logits, neither scaled nor capped; NULL: none.  Host memory */
+  uint32_t head_first;  /* with head_count: only KV heads [head_first, head_first + head_count), and the query heads that share them */
+  uint32_t head_count;  /* 0: all heads; head_first must be 0 then */
 } kvq_attend_options;
 
 /* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0.  Tokens that drop-tokens has
@@ -416,9 +415,14 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * In: q [N][q_heads][dim_k] (enters by rule 1.4); options or NULL.
  * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32, in the same memory as out, or NULL.  Neither may overlap
  * an input.
- * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.
+ * A runtime with threads of its own can share the work out by heads (options): such a call reads and writes only the rows of its heads
+ * in q, out, lse and sinks, which are given whole all the same, and its results are the bits of a call for all heads.
+ * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.  Up to n_callers
+ * calls over head ranges may run at once in a step that is not QUERY_ONLY, if no two write the same heads of the same layer; each
+ * runs in the thread that makes it.
  * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
- * been given back), NONFINITE (q in host memory; QUERY_ONLY: a sequence is marked), STALE, STATE (the layer's append is missing), BUSY.
+ * been given back), NONFINITE (q in host memory; QUERY_ONLY: a sequence is marked), STALE, STATE (the layer's append is missing), BUSY,
+ * UNSUPPORTED (a head range on the CUDA backend).
  * Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);

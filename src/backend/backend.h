@@ -80,6 +80,10 @@ struct AttendCall {
   uint32_t window;               // 0: none
   const float *sinks;            // [q_heads] or nullptr
   std::span<const AttendSequence> sequences;
+  uint32_t head_first = 0, head_count = 0;  // KV heads that a caller with threads of its own asks for; 0: all
+  uint32_t caller = 0;             // its number among those that run at once
+  uint64_t *saturated = nullptr;   // increased by query elements beyond +-65504
+  uint32_t heads() const { return head_count ? head_count : shape->kv_heads; }
 };
 
 // A step as a backend that plans ahead sees it, while it begins: the pages of every layer with the new rows, which append fills.
@@ -157,6 +161,8 @@ class Backend {
   virtual void unpack(const PageFormat &format, const void *page, uint32_t first, uint32_t count, uint32_t head, uint32_t tensor,
                       Block *block) = 0;
 
+  // How many calls of attend over head ranges may run at once with one workspace; before the first workspace is made.
+  virtual void expect_callers(uint32_t) {}
   // One workspace per step, for attention in any of these layers; its bytes depend on their dimensions only.
   virtual std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) = 0;
   virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;

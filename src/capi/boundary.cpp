@@ -125,14 +125,14 @@ Status read_config(const kvq_config *in, ConfigParts *out) {
   KVQ_TRY(read_layers(read.layers, read.n_layer_structs, read.n_layers, &out->shapes));
   KVQ_TRY(check_device(read.backend, read.device, out->shapes));
   if (read.n_threads > kMaxThreads) return fail(KVQ_E_INVALID, "n_threads=%u is above %u", read.n_threads, kMaxThreads);
-  if (read.reserved != 0) return fail(KVQ_E_INVALID, "config: reserved=%u is not 0", read.reserved);
+  if (read.n_callers > kMostCallers) return fail(KVQ_E_INVALID, "n_callers=%u is above %u", read.n_callers, kMostCallers);
   if (read.allocator) KVQ_TRY(check_allocator(read.allocator, &out->allocator));
   const kvq_recipe_data *data;
   KVQ_TRY(read_data(read.recipe_data, &out->data, &data));
   const bool cpu = read.backend == KVQ_BACKEND_CPU;
   out->config = {backend_factory(read.backend), out->shapes, read.recipe ? read.recipe : "kvq-3",
                  data, cpu ? read.n_threads : read.device,
-                 read.max_sequences, read.max_bytes,
+                 read.n_callers ? read.n_callers : 1, read.max_sequences, read.max_bytes,
                  read.max_tokens, read.allocator ? &out->allocator : nullptr,
                  read.log_user, read.log};
   return KVQ_OK;

@@ -27,12 +27,41 @@ Status read_options(const kvq_attend_options *in, const LayerShape &shape, Atten
   if (!(read.softcap >= 0) || std::isinf(read.softcap)) return fail(KVQ_E_INVALID, "options: softcap=%g is not 0 or a positive number", double(read.softcap));
   for (uint32_t h = 0; read.sinks && h < shape.q_heads; h++)
     if (!std::isfinite(read.sinks[h])) return fail(KVQ_E_INVALID, "options: sinks[%u] is not finite", h);
+  if (read.head_count > shape.kv_heads || read.head_first > shape.kv_heads - read.head_count || (read.head_count == 0 && read.head_first))
+    return fail(KVQ_E_INVALID, "options: head_first=%u, head_count=%u is no range of %u KV heads", read.head_first, read.head_count,
+                shape.kv_heads);
+  out->head_first = read.head_first;
+  out->head_count = read.head_count ? read.head_count : shape.kv_heads;
   out->window = read.window;
   out->scale = read.scale != 0 ? read.scale : 1.0f / std::sqrt(float(shape.dim_k));
   out->softcap = read.softcap;
   out->sinks = read.sinks;
   return KVQ_OK;
 }
+
+// The arguments of kvq_attend, checked.
+struct AttendCopy {
+  AttendInput input{};
+  kvq_tensor queries{}, output{};
+  uint32_t heads = 0;
+
+  bool is_range() const { return input.head_count != heads; }
+  Status read(const Cache &own, uint32_t tokens, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
+              const kvq_attend_options *options) {
+    KVQ_TRY(own.check_layer(layer));
+    const LayerShape &shape = own.shapes[layer];
+    heads = shape.kv_heads;
+    KVQ_TRY(read_options(options, shape, &input));
+    if (is_range() && own.backend->plans_steps()) return fail(KVQ_E_UNSUPPORTED, "options: head_count=%u: head ranges are for the CPU", input.head_count);
+    if (tokens > 0) {
+      KVQ_TRY(read_tensor(q, "q", tokens, shape.q_heads, shape.dim_k, capi::Use::input, &queries, place_of(own)));
+      KVQ_TRY(read_tensor(out, "out", tokens, shape.q_heads, shape.dim_v, capi::Use::output, &output, place_of(own)));
+    }
+    input.layer = layer;
+    input.q = &queries, input.out = &output, input.lse = lse;
+    return KVQ_OK;
+  }
+};
 
 }  // namespace
 
@@ -73,19 +102,18 @@ int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_te
 int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                    const kvq_attend_options *options, void *stream) {
   const CallStream call(stream);
-  return with_step(cache, step, [&](Cache &own, Cache::StepUse &use) -> Status {
-    KVQ_TRY(own.check_layer(layer));
-    const LayerShape &shape = own.shapes[layer];
-    kvq_tensor queries{}, output{};
-    AttendInput input{};
-    KVQ_TRY(read_options(options, shape, &input));
-    if (use->tokens > 0) {
-      KVQ_TRY(read_tensor(q, "q", use->tokens, shape.q_heads, shape.dim_k, capi::Use::input, &queries, place_of(own)));
-      KVQ_TRY(read_tensor(out, "out", use->tokens, shape.q_heads, shape.dim_v, capi::Use::output, &output, place_of(own)));
-    }
-    input.layer = layer;
-    input.q = &queries, input.out = &output, input.lse = lse;
-    return in_layer(layer, own.attend(*use, input));
+  return guarded([&]() -> Status {
+    KVQ_REQUIRE(cache);
+    Cache &own = *from(cache);
+    Cache::StepShare share;
+    KVQ_TRY(own.steps.share(step, &share));
+    AttendCopy input;
+    KVQ_TRY(input.read(own, share->tokens, layer, q, out, lse, options));
+    if (input.is_range() && !share->query_only) return in_layer(layer, own.attend_heads(*share, input.input));
+    share.release();
+    Cache::StepUse use;
+    KVQ_TRY(own.steps.use(step, &use));
+    return in_layer(layer, own.attend(*use, input.input));
   });
 }
 

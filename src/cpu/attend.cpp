@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cpu/decode.h"
+#include "cpu/parts.h"
 #include "util/entry.h"
 #include "util/fp.h"
 
@@ -56,14 +57,14 @@ Sight sight_of(const Block &block, uint32_t row) {
   return {window && high > window ? high - window : 0, high};
 }
 
-void begin(Block *block) {
+void begin(Block *block, bool first) {
   Slice &slice = block->run.slice;
   slice.domains = slice.oldest = 0;
   for (uint32_t r = 0; r < block->run.rows; r++) {
     load_query(*block, r);
     block->sight[r] = sight_of(*block, r);
     const float *sinks = block->rows.call.sinks;
-    const float sink = sinks ? sinks[block->q_head(r)] * kLog2e : kNothing;
+    const float sink = sinks && first ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
     slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
     slice.doubt[r] = {};
@@ -77,47 +78,60 @@ void begin(Block *block) {
 void raise(const Run &run, uint32_t row, float reference) {
   Slice &slice = run.slice;
   const float factor = std::exp2(slice.reference[row] - reference);
-  slice.reference[row] = reference;
-  slice.denominator[row] *= factor;
-  slice.doubt[row].sum *= double(factor) * factor;
-  slice.doubt[row].power *= factor * factor;
-  slice.doubt[row].tile *= factor * factor;
+  raise_row(run.dims, collected(slice), row, reference);
   const size_t stride = run.dims.output();
-  for (uint32_t c = 0; c < stride; c++) slice.out[row * stride + c] *= factor;
   for (uint32_t d = 0; d < slice.domains; d++)
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
 }
 
-// Keep book of the logits of tokens [low, high), which a row sees; the others of the tile are 0.
-void survey(const Run &run, const Tile &tile, uint32_t row, uint32_t low, uint32_t high) {
-  Slice &slice = run.slice;
-  Doubt &doubt = slice.doubt[row];
-  const size_t at = size_t(row) * kLogitStride;
-  float first = 0, second = 0;
-  run.kernels.moments(slice.logit + at + tile.from, round16(tile.end) - tile.from, &first, &second);
-  doubt.count += high - low;
-  doubt.first += first * run.unit;
-  doubt.second += second * run.unit * run.unit;
-  if (slice.has_doubt) doubt.worst = std::max(doubt.worst, largest(run, slice.doubtful + at + low, high - low));
+// Keep book of the logits of a row, whose sums are given.
+void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squares) {
+  Doubt &doubt = run.slice.doubt[row];
+  doubt.count += tile.high[row] - tile.low[row];
+  doubt.first += sum * run.unit;
+  doubt.second += squares * run.unit * run.unit;
+  if (run.slice.has_doubt) doubt.worst = std::max(doubt.worst, run.slice.peak[row]);
 }
 
-// Logits of a tile become probabilities, 0 for tokens that the row does not see.
-void soften(const Block &block, const Tile &tile, uint32_t row) {
+// Logits of rows that see all of a tile, or of one that sees some of it and whose others are 0, become probabilities.
+void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
   const Run &run = block.run;
   Slice &slice = run.slice;
-  float *x = slice.logit + size_t(row) * kLogitStride;
+  float *x = slice.logit + size_t(row) * kLogitStride, most[kRows], sum[kRows], squares[kRows];
   const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
-  std::fill(x + tile.from, x + std::min(low, end), 0.0f);
-  std::fill(x + std::max(low, high), x + end, 0.0f);
-  if (low >= high) return;
-  survey(run, tile, row, low, high);
-  if (block.rows.call.softcap > 0) run.kernels.softcap(x + tile.from, n, block.rows.call.softcap);
-  std::fill(x + tile.from, x + low, kNothing);
-  std::fill(x + high, x + end, kNothing);
-  const float most = run.kernels.maximum(x + tile.from, n);
-  slice.doubt[row].largest = std::max(slice.doubt[row].largest, std::fabs(most) * run.unit);
-  if (most > slice.reference[row] + kRaise || slice.reference[row] == kNothing) raise(run, row, most);
-  slice.denominator[row] += run.kernels.exponentials(x + tile.from, n, slice.reference[row]);
+  run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
+  for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
+  const float softcap = block.rows.call.softcap;
+  for (uint32_t r = 0; softcap > 0 && r < rows; r++) {
+    run.kernels.softcap(x + r * kLogitStride + tile.from, n, softcap);
+    most[r] = run.kernels.maximum(x + r * kLogitStride + tile.from, n);
+  }
+  if (low > tile.from || high < end) {
+    std::fill(x + tile.from, x + low, kNothing);
+    std::fill(x + high, x + end, kNothing);
+    most[0] = run.kernels.maximum(x + tile.from, n);
+  }
+  for (uint32_t r = 0; r < rows; r++) {
+    const float reference = slice.reference[row + r];
+    slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
+    if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
+  }
+  run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
+  for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
+}
+
+// Logits of a tile become probabilities, 0 for tokens that a row does not see.
+void soften(const Block &block, const Tile &tile) {
+  const uint32_t rows = block.run.rows, end = round16(tile.end);
+  bool all = true;
+  for (uint32_t r = 0; r < rows; r++) all = all && tile.low[r] == tile.from && tile.high[r] == end;
+  if (all) return soften(block, tile, 0, rows);
+  for (uint32_t r = 0; r < rows; r++) {
+    float *x = block.run.slice.logit + size_t(r) * kLogitStride;
+    std::fill(x + tile.from, x + std::min(tile.low[r], end), 0.0f);
+    std::fill(x + std::max(tile.low[r], tile.high[r]), x + end, 0.0f);
+    if (tile.low[r] < tile.high[r]) soften(block, tile, r, 1);
+  }
 }
 
 // ---- pages
@@ -173,7 +187,7 @@ void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   tile.v = tile.k + raw_values_offset(shape);
   raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
   run.slice.has_doubt = false;
-  for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+  soften(block, tile);
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
 
@@ -192,7 +206,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
     key_logits(run, domain, tile);
-    for (uint32_t r = 0; r < run.rows; r++) soften(block, tile, r);
+    soften(block, tile);
     add_values(run, domain, tile);
   }
 }
@@ -210,12 +224,13 @@ Prefetch prefetch_of(const Block &block, const PageView &view) {
   return {blob + head * bytes, blob + (head + 1) * bytes};
 }
 
-void attend_pages(const Block &block) {
+void attend_pages(const Block &block, PartOf part) {
   const PageList &pages = block.rows.sequence.pages;
   const uint32_t layer = block.rows.call.layer;
-  PageView view = pages.count ? pages.get(pages.self, layer, 0) : PageView{};
-  for (size_t i = 0; i < pages.count; i++) {
-    const PageView next = i + 1 < pages.count ? pages.get(pages.self, layer, i + 1) : PageView{};
+  const size_t begin = pages.count * part.number / part.parts, end = pages.count * (part.number + 1) / part.parts;
+  PageView view = begin < end ? pages.get(pages.self, layer, begin) : PageView{};
+  for (size_t i = begin; i < end; i++) {
+    const PageView next = i + 1 < end ? pages.get(pages.self, layer, i + 1) : PageView{};
     Tile page{};
     see_page(block, view, &page);
     block.run.slice.prefetch = prefetch_of(block, next);
@@ -272,13 +287,18 @@ bool is_certain_row(const Run &run, uint32_t dim, uint32_t row) {
   return run.precise || is_certain(run.slice.doubt[row], dim, run.kernels.dot_product(out, out, round16(dim)));
 }
 
-// Finish the rows that are certain.
-void run_rows(const Run &run, const RowBlock &rows, bool *certain) {
+void collect(const Run &run, const RowBlock &rows, PartOf part) {
   const LayerShape &shape = *rows.call.shape;
   Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
-  begin(&block);
-  attend_pages(block);
+  begin(&block, part.number == 0);
+  attend_pages(block, part);
   close_domains(run);
+}
+
+// Finish the rows that are certain.
+void finish(const Run &run, const RowBlock &rows, bool *certain) {
+  const LayerShape &shape = *rows.call.shape;
+  const Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
   for (uint32_t r = 0; r < run.rows; r++) {
     certain[r] = is_certain_row(run, shape.dim_v, r);
     if (certain[r]) finish_row(block, r);
@@ -287,15 +307,28 @@ void run_rows(const Run &run, const RowBlock &rows, bool *certain) {
 
 float unit_of(const AttendCall &call) { return call.softcap > 0 ? 1.0f : kLn2; }
 
+constexpr PartOf kAll{0, 1};
+
 }  // namespace
 
 void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
+  attend_part(kernels, tables, dims, rows, kAll, slice);
+  finish_rows(kernels, tables, dims, rows, slice);
+}
+
+void attend_part(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, PartOf part, Slice &slice) {
+  collect(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, part);
+}
+
+void finish_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &rows, Slice &slice) {
   bool certain[kRows];
-  run_rows(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, certain);
+  finish(Run{kernels, tables, dims, slice, rows.count, rows.head, unit_of(rows.call), false}, rows, certain);
   for (uint32_t r = 0; r < rows.count; r++) {
     if (certain[r]) continue;
     const RowBlock row{rows.call, rows.sequence, rows.head, rows.first + r, 1};
-    run_rows(Run{kernels, tables, dims, slice, 1, rows.head, unit_of(rows.call), true}, row, &certain[r]);
+    const Run precise{kernels, tables, dims, slice, 1, rows.head, unit_of(rows.call), true};
+    collect(precise, row, kAll);
+    finish(precise, row, &certain[r]);
   }
 }
 

@@ -38,7 +38,8 @@ struct Dims {
 // Quantized weights of all rows for one segment.
 struct RowWeights {
   static constexpr uint32_t kSpans = 4;  // of at most 1024 slots
-  float scale[kRows], total[kRows], error[kRows];  // sums: of the floats, of what rounding took from them
+  float scale[kRows], error[kRows], power[kRows], total[kRows];  // as in Quantize
+  float offset[kRows];  // what multiplies zeros
   int32_t sum[kRows][kSpans], fine_sum[kSpans];
 };
 
@@ -47,7 +48,7 @@ struct Domain {
   const CpuPageFormat *format;
   float *query;        // [kRows][dims.query()] by slot
   float *lined;        // [kRows][dims.weights()] by place in a decoded tile (columns)
-  int16_t *w, *fine;   // [kRows][dims.weights()]; fine: of one row
+  int16_t *w, *fine;   // weights of all rows (weight_place), and what rounding left of one row's
   RowWeights *segment; // [dims.segments()]
   float constant[kRows];  // q . mu
   float *out;          // [kRows][dims.output()] by slot
@@ -64,11 +65,12 @@ struct Slice {
   float *signs;          // [2][dims.most()] of a rotation
   uint32_t *map;         // [dims.most()] slot -> channel
   float *part;           // [kRows][256 + 16]
-  int16_t *w, *fine;     // [kRows][dims.weights()]; fine: of one row
+  int16_t *w, *fine;     // as in Domain
   RowWeights *weights;   // [kRegions]
   uint8_t *codes;        // decoded tile
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
+  float largest[kRows], peak[kRows];  // of the tile: probability, d^2
   Doubt doubt[kRows];
   Domain domain[kDomains];
   bool has_doubt;            // in the current tile; otherwise `doubtful` is not set
@@ -120,5 +122,12 @@ struct RowBlock {
   uint32_t head, first, count;  // KV head; rows of the sequence, query-major: row = query * ratio + head in the group
 };
 void attend_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, Slice &slice);
+
+// The same in parts (parts.h): collect over part `number` of the sequence's pages; finish what the slice holds of all of them.
+struct PartOf {
+  uint32_t number, parts;
+};
+void attend_part(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, PartOf part, Slice &slice);
+void finish_rows(const Kernels &kernels, const Tables &tables, const Dims &dims, const RowBlock &block, Slice &slice);
 
 }  // namespace kvq::cpu

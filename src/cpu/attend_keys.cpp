@@ -29,12 +29,14 @@ float doubt_of(const Run &run, const RowWeights &weights, uint32_t row, const Re
 
 void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, bool add, const Tile &tile) {
   Slice &slice = run.slice;
+  float factor[kRows], most = 0;
   slice.has_doubt = true;
   for (uint32_t r = 0; r < run.rows; r++) {
-    float *doubtful = slice.doubtful + size_t(r) * kLogitStride;
-    const float factor = doubt_of(run, weights, r, region, count);
-    for (uint32_t t = tile.from; t < tile.end; t++) doubtful[t] = (add ? doubtful[t] : 0.0f) + factor * slice.scale[t] * slice.scale[t];
+    factor[r] = doubt_of(run, weights, r, region, count);
+    most = largest_scale(run, tile, r, most);
+    slice.peak[r] = (add ? slice.peak[r] : 0.0f) + factor[r] * most * most;
   }
+  run.kernels.add_squares(slice.scale + tile.from, tile.end - tile.from, factor, run.rows, add, slice.doubtful + tile.from, kLogitStride);
 }
 
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
@@ -52,7 +54,7 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     dot.stride = stride;
     dot.depth = (segment.count + 3) / 4;
     dot.lanes = tile.end - tile.from;
-    dot.w = domain.w + size_t(quad) * 4;
+    dot.w = domain.w + weight_place(0, 0, quad);
     dot.w_stride = run.dims.weights();
     dot.lane_scale = run.slice.scale + tile.from;
     if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + tile.from;
@@ -60,8 +62,8 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     dot.out_stride = kLogitStride;
     dot.add = add;
     const size_t array = size_t((region.count + 3) / 4) * stride;
-    dot_region(run, region, weights, {}, array, dot);
-    if (run.precise) dot_region(run, region, weights, {domain.fine + size_t(quad) * 4, 0}, array, dot);
+    dot_region(run, region, weights, {}, array, &dot);
+    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, &dot);
     doubt_rows(run, weights, region, segment.count, i > 0, tile);
     add = true;
   }
@@ -75,27 +77,35 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
   line_up(layout, params, slice.scale, 4.0f, slice.line);
   for (uint32_t r = 0; r < run.rows; r++) {
     const float *query = domain.query + size_t(r) * run.dims.query();
-    float *lined = domain.lined + size_t(r) * run.dims.weights();
-    if (layout.boosted) line_up_upper(layout, params, query, lined);
-    for (uint32_t i = 0; i < layout.regions.size(); i++) {
-      const Region &region = layout.regions[i];
-      const size_t place = size_t(r) * run.dims.weights() + region.quad * 4;
-      weigh(run, r, lined + region.quad * 4, slice.line + region.quad * 4, region.count, slice.w + place,
-            run.precise ? slice.fine + region.quad * 4 : nullptr, &weights[i]);
-    }
+    if (layout.boosted) line_up_upper(layout, params, query, domain.lined + size_t(r) * run.dims.weights());
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
+  }
+  for (uint32_t i = 0; i < layout.regions.size(); i++) {
+    const Region &region = layout.regions[i];
+    Quantize quantize{};
+    quantize.x = domain.lined + region.quad * 4;
+    quantize.x_stride = run.dims.weights();
+    quantize.s = slice.line + region.quad * 4;
+    quantize.n = region.count;
+    quantize.rows = run.rows;
+    quantize.w = slice.w + weight_place(0, 0, region.quad);
+    if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, region.quad);
+    weigh(run, &quantize, &weights[i]);
   }
 }
 
 // Every group has weights of its own; the scales are in them.
-void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end) {
-  run.slice.has_doubt = true;
+void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end, const Tile &tile) {
+  Slice &slice = run.slice;
   for (uint32_t r = 0; r < run.rows; r++) {
     float sum = 0;
     for (uint32_t i = 0; i < layout.regions.size(); i++)
-      sum += doubt_of(run, run.slice.weights[i], r, layout.regions[i], layout.regions[i].count);
-    std::fill_n(run.slice.doubtful + size_t(r) * kLogitStride + first, end - first, sum);
+      sum += doubt_of(run, slice.weights[i], r, layout.regions[i], layout.regions[i].count);
+    std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, sum);
+    if (!slice.has_doubt) slice.peak[r] = 0;
+    if (std::max(tile.low[r], first) < std::min(tile.high[r], end)) slice.peak[r] = std::max(slice.peak[r], sum);
   }
+  slice.has_doubt = true;
 }
 
 void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
@@ -103,7 +113,7 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     float totals[kRows];
     weigh_group(run, domain, layout, tile.k_params + group * layout.group_stride, totals);
-    doubt_group(run, layout, first, end);
+    doubt_group(run, layout, first, end, tile);
     for (uint32_t r = 0; layout.regions.empty() && r < run.rows; r++)
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
@@ -113,14 +123,14 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       dot.x = run.slice.codes + region.quad * dot.stride + first * 4;
       dot.depth = (region.count + 3) / 4;
       dot.lanes = end - first;
-      dot.w = run.slice.w + region.quad * 4;
+      dot.w = run.slice.w + weight_place(0, 0, region.quad);
       dot.w_stride = run.dims.weights();
       if (i == 0) dot.offset = totals;
       dot.out = run.slice.logit + first;
       dot.out_stride = kLogitStride;
       dot.add = i > 0;
-      dot_region(run, region, run.slice.weights[i], {}, 0, dot);
-      if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + region.quad * 4, 0}, 0, dot);
+      dot_region(run, region, run.slice.weights[i], {}, 0, &dot);
+      if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + weight_place(0, 0, region.quad), 0}, 0, &dot);
     }
   });
 }

@@ -10,11 +10,26 @@ namespace {
 
 const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
-// The sum of (p * x)^2 * d^2 over tokens [first, end) of a row (doubt.h), x null standing for 1.
-float power(const Run &run, uint32_t row, const float *x, uint32_t first, uint32_t end) {
-  if (!run.slice.has_doubt) return 0;
-  const float *doubtful = run.slice.doubtful + size_t(row) * kLogitStride;
-  return run.kernels.power(probabilities(run, row) + first, x ? x + first : nullptr, doubtful + first, end - first);
+// d^2 of a row's logits (doubt.h), if they have any.
+const float *doubtful(const Run &run, uint32_t row) {
+  return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * kLogitStride : nullptr;
+}
+
+// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound.
+void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const float *s, const float *bound, uint32_t first, uint32_t end,
+                         int16_t *fine, RowWeights *weights) {
+  Quantize quantize{};
+  quantize.x = probabilities(run, row) + first;
+  quantize.x_stride = quantize.doubt_stride = kLogitStride;
+  quantize.s = s;
+  quantize.n = end - first;
+  quantize.row = row;
+  quantize.rows = rows;
+  quantize.w = run.slice.w;
+  quantize.fine = fine;
+  quantize.bound = run.precise ? nullptr : bound;
+  if (run.slice.has_doubt) quantize.doubt = doubtful(run, row) + first;
+  weigh(run, &quantize, weights);
 }
 
 // How many tokens of [first, end) a row sees.
@@ -52,52 +67,58 @@ bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights 
     const float *out = domain.out + size_t(row) * run.dims.output();
     doubt.power = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
   }
-  if (square > kTileShare * doubt.power) return true;
+  if (square > kTileShare * doubt.power) {
+    doubt.sum += double(each) * share.most / (kFineSteps * kFineSteps);
+    return true;
+  }
   doubt.sum += double(each) * share.usual;
   doubt.tile = std::max(doubt.tile, square);
   return false;
 }
 
 // Token scalars go into the probabilities, zeros into one number per row.
-void weigh_segment(const Run &run, const TensorLayout &layout, const Segment &segment, const Tile &tile, RowWeights *weights) {
+void weigh_zeros(const Run &run, const Region &region, float slots, const Tile &tile, RowWeights *weights) {
   Slice &slice = run.slice;
-  const Region &region = layout.regions[segment.region];
-  const float slots = float(segment.count), middle = float(region.levels - 1) / 2;
+  const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
   const uint32_t tokens = tile.end - tile.from;
-  load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
-  const float from_zero = middle - float(bias_of(run, region));
-  for (uint32_t t = tile.from; !region.table && t < round16(tile.end); t++) slice.middle[t] = slice.zero[t] + slice.scale[t] * from_zero;
+  for (uint32_t t = tile.from; t < round16(tile.end); t++) slice.middle[t] = slice.zero[t] + slice.scale[t] * middle;
   for (uint32_t r = 0; r < run.rows; r++) {
     const float *p = probabilities(run, r) + tile.from;
-    weigh(run, r, p, slice.scale + tile.from, tokens, slice.w + size_t(r) * run.dims.weights(), nullptr, weights);
-    slice.doubt[r].sum += power(run, r, slice.scale, tile.from, tile.end) * region.spread.usual * slots;
-    if (region.table) continue;
-    weights->total[r] = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
-    slice.doubt[r].sum += (power(run, r, slice.middle, tile.from, tile.end) + kZeroShare * weights->total[r] * weights->total[r]) * slots;
+    const float total = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
+    weights->offset[r] = total;
+    slice.doubt[r].sum += kZeroShare * total * total * slots;
+    if (slice.has_doubt) slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots;
+  }
+}
+
+void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, const Segment &segment, const Tile &tile) {
+  Slice &slice = run.slice;
+  RowWeights &weights = *slice.weights;
+  const Region &region = layout.regions[segment.region];
+  const float slots = float(segment.count), *scale = slice.scale + tile.from;
+  load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+  float bound[kRows], most = 0;
+  for (uint32_t r = 0; r < run.rows; r++) bound[r] = slice.largest[r] * (most = largest_scale(run, tile, r, most));
+  weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
+  if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
+  Dot dot = value_dot(run, domain, region, tile.from, tile.end);
+  dot.x = static_cast<const uint8_t *>(dot.x) + size_t(4) * (segment.first - region.first);
+  dot.lanes = segment.count;
+  dot.out = domain.out + segment.first;
+  if (!region.table) dot.offset = weights.offset;
+  dot_region(run, region, weights, {}, region.line, &dot);
+  const Share share{region.spread.usual * slots, region.spread.most * slots};
+  for (uint32_t r = 0; r < run.rows; r++) {
+    slice.doubt[r].sum += weights.power[r] * region.spread.usual * slots;
+    if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
+    weigh_probabilities(run, r, 1, scale, bound + r, tile.from, tile.end, slice.fine, &weights);
+    dot_region(run, region, weights, {slice.fine, r}, region.line, &dot);
   }
 }
 
 void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
-  Slice &slice = run.slice;
-  RowWeights &weights = *slice.weights;
   decode_value_codes(run, layout, tile);
-  for (const Segment &segment : layout.segments) {
-    const Region &region = layout.regions[segment.region];
-    weigh_segment(run, layout, segment, tile, &weights);
-    Dot dot = value_dot(run, domain, region, tile.from, tile.end);
-    dot.x = static_cast<const uint8_t *>(dot.x) + size_t(4) * (segment.first - region.first);
-    dot.lanes = segment.count;
-    dot.out = domain.out + segment.first;
-    if (!region.table) dot.offset = weights.total;
-    dot_region(run, region, weights, {}, region.line, dot);
-    const Share share{region.spread.usual * float(segment.count), region.spread.most * float(segment.count)};
-    for (uint32_t r = 0; r < run.rows; r++) {
-      if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
-      int16_t *w = slice.w + size_t(r) * run.dims.weights();
-      weigh(run, r, probabilities(run, r) + tile.from, slice.scale + tile.from, tile.end - tile.from, w, slice.fine, &weights);
-      dot_region(run, region, weights, {slice.fine, r}, region.line, dot);
-    }
-  }
+  for (const Segment &segment : layout.segments) add_segment(run, domain, layout, segment, tile);
 }
 
 // Slots without codes (width 0) are their zeros.
@@ -117,27 +138,31 @@ void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const
   dot.out_stride = 256 + 16;
   dot.add = false;
   dot.bias = bias_of(run, region);
-  if (plane.fine) std::fill_n(slice.part + first * dot.out_stride, dot.lanes, 0.0f);
-  dot_weighted(run, *slice.weights, plane, 4.0f, dot);
+  if (plane.fine) {
+    std::fill_n(slice.part + first * dot.out_stride, dot.lanes, 0.0f);
+    dot_fine(run, *slice.weights, plane, 4.0f, dot);
+  } else {
+    dot_weighted(run, *slice.weights, 4.0f, &dot);
+  }
   for (uint32_t r = first; r < end; r++)
     for (uint32_t i = 0; i < dot.lanes; i++)
       domain.out[size_t(r) * run.dims.output() + channel[i]] += slice.scale[channel[i]] * slice.part[r * dot.out_stride + i];
 }
 
-// The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of a row.
-void weigh_tokens(const Run &run, uint32_t row, uint32_t first, uint32_t end, int16_t *fine) {
-  const uint32_t from = first / 4 * 4;
-  float *line = run.slice.line;
-  std::fill_n(line, 4, 0.0f);
-  std::copy(probabilities(run, row) + first, probabilities(run, row) + end, line + (first - from));
-  weigh(run, row, line, nullptr, end - from, run.slice.w + size_t(row) * run.dims.weights(), fine, run.slice.weights);
-  float total = 0;
-  for (uint32_t t = first - from; t < end - from; t++) total += line[t];
-  run.slice.weights->total[row] = total;
+// The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of rows.
+void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, int16_t *fine) {
+  const uint32_t from = first / 4 * 4, before = first - from;
+  float *p = run.slice.logit + size_t(row) * kLogitStride + from, kept[kRows][4];
+  for (uint32_t r = 0; r < rows; r++) {
+    std::copy_n(p + r * kLogitStride, before, kept[r]);
+    std::fill_n(p + r * kLogitStride, before, 0.0f);
+  }
+  weigh_probabilities(run, row, rows, nullptr, run.slice.largest + row, from, end, fine, run.slice.weights);
+  for (uint32_t r = 0; r < rows; r++) std::copy_n(kept[r], before, p + r * kLogitStride);
 }
 
 // The scales of a group multiply errors as they multiply codes.
-Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t first, uint32_t end) {
+Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *params) {
   Slice &slice = run.slice;
   Share share{0, 0};
   std::copy_n(slice.zero, layout.dim, slice.middle);
@@ -157,7 +182,7 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
   const float zeros = kZeroShare * squares(run, slice.zero, layout.dim);
   for (uint32_t r = 0; r < run.rows; r++) {
     const float total = slice.weights->total[r];
-    slice.doubt[r].sum += power(run, r, nullptr, first, end) * values + zeros * total * total;
+    slice.doubt[r].sum += slice.weights->power[r] * values + zeros * total * total;
   }
   return share;
 }
@@ -174,7 +199,7 @@ void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const
     dot.lane_scale = run.slice.scale + region.first;
     dot.lane_offset = run.slice.zero + region.first;
     dot.offset = run.slice.weights->total;
-    dot_region(run, region, *run.slice.weights, plane, 0, dot);
+    dot_region(run, region, *run.slice.weights, plane, 0, &dot);
   }
 }
 
@@ -184,13 +209,13 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     const uint8_t *params = tile.v_params + group * layout.group_stride;
     load_slot_params(run, layout, params);
-    for (uint32_t r = 0; r < run.rows; r++) weigh_tokens(run, r, first, end, nullptr);
-    const Share share = doubt_group(run, layout, params, first, end);
+    weigh_tokens(run, 0, run.rows, first, end, nullptr);
+    const Share share = doubt_group(run, layout, params);
     add_zeros(run, domain, layout, *slice.weights);
     add_group(run, domain, layout, params, first, end, {});
     for (uint32_t r = 0; r < run.rows; r++) {
       if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
-      weigh_tokens(run, r, first, end, slice.fine);
+      weigh_tokens(run, r, 1, first, end, slice.fine);
       add_group(run, domain, layout, params, first, end, {slice.fine, r});
     }
   });

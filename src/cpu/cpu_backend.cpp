@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/attend.h"
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
-#include "cpu/pool.h"
 #include "cpu/raw_page.h"
+#include "cpu/schedule.h"
 #include "policy/policy.h"
 #include "util/entry.h"
 
@@ -16,53 +15,6 @@ namespace cpu {
 namespace {
 
 constexpr size_t kPageAlign = 64;
-
-// One slice per thread, in one block.
-class CpuWorkspace final : public Workspace {
- public:
-  CpuWorkspace(std::pmr::memory_resource *memory, const Dims &dims, uint32_t threads)
-      : dims(dims), memory_(memory), slices_(threads, memory) {
-    Slice probe;
-    const size_t each = arrange_slice(dims, nullptr, &probe);
-    bytes = each * threads;
-    block_ = static_cast<char *>(memory->allocate(bytes, kPageAlign));
-    std::memset(block_, 0, bytes);
-    for (uint32_t i = 0; i < threads; i++) arrange_slice(dims, block_ + i * each, &slices_[i]);
-  }
-  ~CpuWorkspace() override { memory_->deallocate(block_, bytes, kPageAlign); }
-  Slice &slice(uint32_t thread) { return slices_[thread]; }
-  const Dims dims;
-
- private:
-  std::pmr::memory_resource *memory_;
-  Vector<Slice> slices_;
-  char *block_ = nullptr;
-};
-
-// An attention call, cut into blocks of rows that any thread may take.
-struct Work {
-  const AttendCall &call;
-  const Kernels &kernels;
-  const Tables &tables;
-  CpuWorkspace &workspace;
-
-  uint32_t ratio() const { return call.shape->q_heads / call.shape->kv_heads; }
-  uint32_t blocks(const AttendSequence &sequence) const { return (sequence.n_queries * ratio() + kRows - 1) / kRows; }
-
-  static void run(void *self, uint32_t item, uint32_t thread) {
-    const Work &work = *static_cast<Work *>(self);
-    for (const AttendSequence &sequence : work.call.sequences) {
-      const uint32_t blocks = work.blocks(sequence), items = blocks * work.call.shape->kv_heads;
-      if (item >= items) {
-        item -= items;
-        continue;
-      }
-      const uint32_t first = item % blocks * kRows, rows = sequence.n_queries * work.ratio();
-      const RowBlock block{work.call, sequence, item / blocks, first, std::min(kRows, rows - first)};
-      return attend_rows(work.kernels, work.tables, work.workspace.dims, block, work.workspace.slice(thread));
-    }
-  }
-};
 
 class CpuBackend final : public Backend {
  public:
@@ -113,6 +65,7 @@ class CpuBackend final : public Backend {
     read_rows(static_cast<const CpuPageFormat &>(format), page, head, tensor, first, count, block);
   }
 
+  void expect_callers(uint32_t callers) override { callers_ = callers; }
   std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) override;
   Status attend(const AttendCall &call, Workspace *workspace) override;
 
@@ -125,6 +78,7 @@ class CpuBackend final : public Backend {
   const Kernels &kernels_;
   const Loops &loops_;
   const Tables tables_;
+  uint32_t callers_ = 1;
   Pool pool_;
 };
 
@@ -235,28 +189,24 @@ std::shared_ptr<Workspace> CpuBackend::make_workspace(std::span<const LayerShape
   Dims dims;
   for (const LayerShape &shape : layers) dims.k = std::max(dims.k, shape.dim_k), dims.v = std::max(dims.v, shape.dim_v);
   pool_.prepare();
-  return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads());
+  return make_shared_in<CpuWorkspace>(memory_, memory_, dims, pool_.threads(), callers_);
 }
 
-// Refuse non-finite queries; check_rows finds the words.
+// Refuse non-finite queries.
 Status CpuBackend::check_queries(const AttendCall &call, const AttendSequence &sequence) {
   const LayerShape &shape = *call.shape;
-  bool finite = call.q->dtype == KVQ_DTYPE_F32;
-  for (uint32_t i = 0; finite && i < sequence.n_queries; i++)
-    for (uint32_t head = 0; finite && head < shape.q_heads; head++) {
-      const void *row = tensor_row(*call.q, uint64_t(sequence.first_query) + i, head, shape.q_heads, shape.dim_k);
-      finite = kernels_.all_finite(static_cast<const float *>(row), shape.dim_k);
-    }
+  const uint32_t ratio = shape.q_heads / shape.kv_heads, first = call.head_first * ratio, end = first + call.heads() * ratio;
   uint64_t ignored = 0;
-  return finite ? KVQ_OK : check_rows(*call.q, sequence.first_query, sequence.n_queries, shape.q_heads, shape.dim_k, "q", &ignored);
+  for (uint32_t i = 0; i < sequence.n_queries; i++)
+    for (uint32_t head = first; head < end; head++)
+      KVQ_TRY(cpu::check_row(loops_, *call.q, uint64_t(sequence.first_query) + i, head, shape.q_heads, shape.dim_k, "q",
+                             call.saturated ? call.saturated : &ignored));
+  return KVQ_OK;
 }
 
 Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
   for (const AttendSequence &sequence : call.sequences) KVQ_TRY(check_queries(call, sequence));
-  Work work{call, kernels_, tables_, static_cast<CpuWorkspace &>(*workspace)};
-  uint32_t items = 0;
-  for (const AttendSequence &sequence : call.sequences) items += work.blocks(sequence) * call.shape->kv_heads;
-  pool_.run(items, Work::run, &work);
+  attend_all(kernels_, tables_, call, static_cast<CpuWorkspace &>(*workspace), pool_);
   return KVQ_OK;
 }
 

@@ -52,19 +52,21 @@ void load_token_scalars(const Run &run, const TensorLayout &layout, const Region
   load_token_params(run, layout, params, param, tile, region.scale, scale);
   if (region.table) return;
   load_token_params(run, layout, params, param + 1, tile, 1.0f, zero);
-  for (uint32_t t = tile.from; t < tile.end; t++) zero[t] += float(bias_of(run, region)) * scale[t];
+  run.kernels.add_scaled(scale + tile.from, tile.end - tile.from, float(bias_of(run, region)), zero + tile.from);
 }
 
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
   load_params(run, layout, params, layout.dim, 1.0f, run.slice.scale);
   load_params(run, layout, params + size_t(layout.dim) * layout.param_bytes, layout.dim, 1.0f, run.slice.zero);
   for (const Region &region : layout.regions) {
-    const uint16_t *channel = region.upper ? boosted_channels(layout, params) : nullptr;
-    const float bias = float(bias_of(run, region) * (region.upper ? 4 : 1));
-    for (uint32_t i = 0; i < region.count; i++) {
-      const uint32_t slot = channel ? channel[i] : region.first + i;
-      run.slice.zero[slot] += bias * run.slice.scale[slot];
+    float *zero = run.slice.zero + region.first;
+    const float *scale = run.slice.scale + region.first, bias = float(bias_of(run, region));
+    if (!region.upper) {
+      run.kernels.add_scaled(scale, region.count, bias, zero);
+      continue;
     }
+    const uint16_t *channel = boosted_channels(layout, params);
+    for (uint32_t i = 0; i < region.count; i++) zero[channel[i]] += 4.0f * bias * scale[channel[i]];
   }
   for (uint32_t c = layout.dim; c % 16; c++) run.slice.scale[c] = run.slice.zero[c] = 0.0f;
 }
@@ -91,11 +93,17 @@ void line_up(const TensorLayout &layout, const uint8_t *params, const float *slo
   }
 }
 
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights) {
-  Quantize quantize{x, s, n, w, fine, weights->sum[row], weights->fine_sum, 0.0f, 0.0f};
-  run.kernels.quantize(&quantize);
-  weights->scale[row] = quantize.scale;
-  weights->error[row] = quantize.error;
+void weigh(const Run &run, Quantize *quantize, RowWeights *weights) {
+  const uint32_t row = quantize->row;
+  quantize->w_stride = run.dims.weights();
+  quantize->sum = weights->sum[row];
+  quantize->sum_stride = RowWeights::kSpans;
+  quantize->fine_sum = weights->fine_sum;
+  quantize->scale = weights->scale + row;
+  quantize->error = weights->error + row;
+  quantize->power = weights->power + row;
+  quantize->total = weights->total + row;
+  run.kernels.quantize(*quantize);
 }
 
 float squares(const Run &run, const float *x, uint32_t n) {
@@ -110,36 +118,54 @@ float largest(const Run &run, const float *x, uint32_t n) {
   return most;
 }
 
-void dot_weighted(const Run &run, const RowWeights &weights, const Plane &plane, float factor, Dot dot) {
+float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last) {
+  const uint32_t low = tile.low[row], high = tile.high[row];
+  if (row > 0 && low == tile.low[row - 1] && high == tile.high[row - 1]) return last;
+  return low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
+}
+
+void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot) {
   float scale[kRows];
-  const uint32_t first = plane.fine ? plane.row : 0;
-  dot.rows = plane.fine ? 1 : run.rows;
-  for (uint32_t r = 0; r < dot.rows; r++) scale[r] = weights.scale[first + r] * factor;
-  dot.scale = scale;
-  dot.sum = weights.sum[0];
-  dot.sum_stride = RowWeights::kSpans;
-  dot.prefetch = &run.slice.prefetch;
-  dot.out += first * dot.out_stride;
-  if (plane.fine) {
-    scale[0] /= 32768.0f;
-    dot.w = plane.fine;
-    dot.sum = weights.fine_sum;
-    dot.offset = nullptr;
-    dot.add = true;
-  }
+  for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
+  dot->rows = run.rows;
+  dot->scale = scale;
+  dot->sum = weights.sum[0];
+  dot->sum_stride = RowWeights::kSpans;
+  dot->prefetch = &run.slice.prefetch;
+  run.kernels.dot_codes(*dot);
+}
+
+void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &all) {
+  const float scale = weights.scale[plane.row] * factor / kFineSteps;
+  Dot dot = all;
+  dot.rows = 1;
+  dot.w = plane.fine;
+  dot.scale = &scale;
+  dot.sum = weights.fine_sum;
+  dot.out += plane.row * dot.out_stride;
+  dot.offset = nullptr;
+  dot.add = true;
   run.kernels.dot_codes(dot);
 }
 
-void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot dot) {
+void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot *dot) {
+  const auto go = [&](float factor) {
+    if (plane.fine)
+      dot_fine(run, weights, plane, factor, *dot);
+    else
+      dot_weighted(run, weights, factor, dot);
+  };
   const bool wide = region.table && region.table->wide;
-  dot.bias = wide ? 0 : bias_of(run, region);
-  dot_weighted(run, weights, plane, 1.0f, dot);
+  dot->bias = wide ? 0 : bias_of(run, region);
+  go(1.0f);
   if (!wide) return;
-  dot.x = static_cast<const uint8_t *>(dot.x) + array;
-  dot.bias = bias_of(run, region);
-  dot.add = true;
-  dot.offset = nullptr;
-  dot_weighted(run, weights, plane, 256.0f, dot);
+  const void *low = dot->x;
+  dot->x = static_cast<const uint8_t *>(low) + array;
+  dot->bias = bias_of(run, region);
+  dot->add = true;
+  dot->offset = nullptr;
+  go(256.0f);
+  dot->x = low;
 }
 
 // ---- decoded values

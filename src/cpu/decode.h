@@ -43,21 +43,24 @@ void for_groups(const TensorLayout &layout, const Tile &tile, F &&f) {
   }
 }
 
-// x[i] * s[i] as weights of a row (Quantize).
-void weigh(const Run &run, uint32_t row, const float *x, const float *s, uint32_t n, int16_t *w, int16_t *fine, RowWeights *weights);
+// Quantize, with the results in the weights of its rows.
+void weigh(const Run &run, Quantize *quantize, RowWeights *weights);
 // Region::bias; none in precise runs, where small zeros must not hide in what is added to them for it.
 inline int32_t bias_of(const Run &run, const Region &region) { return run.precise && !region.table ? 0 : region.bias; }
 // Sum of squares, and largest, of n floats that are not followed by zeros.
 float squares(const Run &run, const float *x, uint32_t n);
 float largest(const Run &run, const float *x, uint32_t n);
+// The largest of slice.scale among the tokens that a row sees; `last`: of the row before.
+float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last);
 // The weights of all rows, or, to be added, what rounding left of those of one row.
 struct Plane {
   const int16_t *fine = nullptr;
   uint32_t row = 0;
 };
-// dot_codes with the weights' scales times `factor`.
-void dot_weighted(const Run &run, const RowWeights &weights, const Plane &plane, float factor, Dot dot);
-// The same for a region of a book or of plain codes; `array` bytes separate the low and high bytes of wide levels.
-void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot dot);
+// dot_codes of all rows, and of a row's fine plane, with the weights' scales times `factor`.
+void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot);
+void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &dot);
+// One of them for a region of a book or of plain codes; `array` bytes separate the low and high bytes of wide levels.
+void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot *dot);
 
 }  // namespace kvq::cpu

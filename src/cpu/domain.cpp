@@ -69,15 +69,16 @@ void weigh_segments(const Run &run, const TensorLayout &layout, Domain *domain) 
   for (uint32_t i = 0; i < layout.segments.size(); i++) {
     const Segment &segment = layout.segments[i];
     const Region &region = layout.regions[segment.region];
-    const size_t place = size_t(region.quad) * 4 + (segment.first - region.first);
+    const uint32_t quad = region.quad + (segment.first - region.first) / 4;
     RowWeights &weights = domain->segment[i];
-    for (uint32_t r = 0; r < run.rows; r++) {
-      const float *query = domain->query + size_t(r) * run.dims.query() + segment.first;
-      const size_t at = size_t(r) * run.dims.weights() + place;
-      weigh(run, r, query, nullptr, segment.count, domain->w + at, run.precise ? domain->fine + place : nullptr, &weights);
-      weights.total[r] = 0;
-      for (uint32_t c = 0; c < segment.count; c++) weights.total[r] += query[c];
-    }
+    Quantize quantize{};
+    quantize.x = domain->query + segment.first;
+    quantize.x_stride = run.dims.query();
+    quantize.n = segment.count;
+    quantize.rows = run.rows;
+    quantize.w = domain->w + weight_place(0, 0, quad);
+    if (run.precise) quantize.fine = domain->fine + weight_place(0, 0, quad);
+    weigh(run, &quantize, &weights);
   }
 }
 

@@ -14,7 +14,7 @@ bool is_certain(const Doubt &doubt, uint32_t dim, double power) {
   const double tokens = std::max(1.0, doubt.count), mean = doubt.first / tokens, variance = doubt.second / tokens - mean * mean;
   const double lse = kLse * std::max(1.0, double(doubt.largest) / 16.0);
   const double output = kOutput * std::max(1.0, variance) * power;
-  return rare * doubt.sum <= output && 8.0 * doubt.tile <= output && 4.0 * doubt.worst <= lse * lse;
+  return rare * doubt.sum <= output && 12.0 * doubt.tile <= output && 4.0 * doubt.worst <= lse * lse;
 }
 
 }  // namespace kvq::cpu

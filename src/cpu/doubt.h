@@ -27,7 +27,7 @@ struct Doubt {
 };
 
 // Squares: of what may stay of a tile, as its share in the output, and of a few roundings of zeros to 24 bits.
-inline constexpr float kTileShare = 1e-8f, kZeroShare = 0x1p-44f;
+inline constexpr float kTileShare = 7e-9f, kZeroShare = 0x1p-44f;
 
 // Whether a row of `dim` channels whose output has the sum of squares `power` is within the tolerance.
 bool is_certain(const Doubt &doubt, uint32_t dim, double power);

@@ -11,6 +11,7 @@ namespace kvq::cpu {
 inline constexpr uint32_t kTileTokens = 128;  // most tokens of a tile
 inline constexpr uint32_t kRows = 16;         // query rows (query token x query head) that share one decoded tile
 inline constexpr uint32_t kSlack = 512;       // bytes behind every scratch array that kernels may touch
+inline constexpr float kFineSteps = 32768.0f;  // half of them is a weight
 inline constexpr uint32_t kSumSpan = 256;     // weights that one int32 accumulator may take: 255 * 32767 * 256 < 2^31
 
 // How codes of `levels` levels lie in planes of 64 bytes; layout.h explains it.
@@ -58,7 +59,7 @@ struct Dot {
   size_t stride;           // bytes between quads (codes) or between i
   uint32_t depth, lanes, rows;
   const void *w;           // int16_t (codes) or float
-  size_t w_stride;         // elements between rows
+  size_t w_stride;         // elements between rows (codes: of weight_place)
   const float *scale;      // [rows]
   const int32_t *sum;      // codes: [rows][sum_stride] sums of kSumSpan weights each
   size_t sum_stride;
@@ -71,14 +72,26 @@ struct Dot {
   Prefetch *prefetch;      // or null
 };
 
-// x[i] * s[i] as 16-bit integers times one scale.
+// Weights of rows lie in groups of four rows, [quad][row][4], so that a step of four rows reads one place.
+static inline size_t weight_place(size_t stride, uint32_t row, uint32_t quad) {
+  return row / 4 * 4 * stride + size_t(quad) * 16 + row % 4 * 4;
+}
+
+// x[row][i] * s[i] as 16-bit integers times one scale a row.
 struct Quantize {
   const float *x, *s;  // s may be null
-  uint32_t n;
-  int16_t *w;          // four at a time, in an order of the table's own; up to the next multiple of 4: zeros
-  int16_t *fine;       // null, or the same of what rounding left, in steps of scale / 32768
-  int32_t *sum, *fine_sum;  // [n / kSumSpan, rounded up]
-  float scale, error;  // out; error: the sum of x[i] * s[i] - w[i] * scale
+  size_t x_stride;
+  uint32_t n, row, rows;    // row: number of the first one
+  int16_t *w;               // weight_place of row 0; zeros up to a whole vector
+  size_t w_stride;
+  int16_t *fine;            // null, or (one row) the same of what rounding left, in steps of scale / kFineSteps; weight_place(0, 0, quad)
+  int32_t *sum, *fine_sum;  // [rows][sum_stride], of kSumSpan weights each
+  size_t sum_stride;
+  const float *bound;       // [rows] of |x * s|; null: not known
+  const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
+  size_t doubt_stride;
+  // Out, [rows]: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
+  float *scale, *error, *power, *total;
 };
 
 struct Kernels {
@@ -89,14 +102,20 @@ struct Kernels {
   void (*dot_codes)(const Dot &dot);
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
-  void (*quantize)(Quantize *q);
+  void (*quantize)(const Quantize &q);
   // n is rounded up to a multiple of 16 in all of these.
   void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
+  // Of n floats of every row: maximum, sum, sum of squares.
+  void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
-  void (*moments)(const float *x, uint32_t n, float *sum, float *squares);
   float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
-  float (*exponentials)(float *x, uint32_t n, float reference);  // x = 2^(x - reference), 0 below 2^-126; the sum
+  void (*add_scaled)(const float *x, uint32_t n, float factor, float *out);  // out += factor * x, exactly n of them
+  // out[row] (+)= factor[row] * x^2
+  void (*add_squares)(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride);
+  // Of every row: x = 2^(x - reference), 0 below 2^-126; the sum, and what became of the largest x.
+  void (*exponentials)(float *x, size_t stride, uint32_t rows, uint32_t n, const float *reference, const float *most, float *sum,
+                       float *largest);
   void (*softcap)(float *x, uint32_t n, float cap);              // x = log2(e) * cap * tanh(x / cap)
   // out[i] = zero[i * step] + scale[i * step] * (byte `byte` of word i), exactly n of them
   void (*expand)(const uint8_t *words, uint32_t byte, uint32_t n, const float *scale, const float *zero, uint32_t step, float *out);

@@ -15,185 +15,7 @@ namespace kvq::cpu {
 namespace {
 
 #include "cpu/simd.h"
-
-// ---------------------------------------------------------------------------------------------------- planes to codes
-
-// A scheme's numbers as constants.
-template <SchemeId S>
-struct SchemeOf {
-  static constexpr uint32_t kBits = kSchemeTable[S].bits, kDigits = kSchemeTable[S].digits, kBase = kSchemeTable[S].base;
-  static constexpr uint32_t kDirect = kSchemeTable[S].direct, kSpare = kSchemeTable[S].spare;
-  static constexpr uint32_t kPlanes = kSchemeTable[S].planes, kFields = kSchemeTable[S].fields;
-};
-
-template <uint32_t SHIFT>
-KVQ_INLINE VByte shift_right(VByte x) {
-  if (SHIFT == 0) return x;
-  return (VByte)((VShort)x >> (int)SHIFT);  // bits of the neighbour come in: mask them
-}
-
-template <uint32_t SHIFT>
-KVQ_INLINE VByte shift_left(VByte x) {
-  if (SHIFT == 0) return x;
-  return (VByte)((VShort)x << (int)SHIFT);
-}
-
-KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) {
-  const uint8_t mask = (uint8_t)((1u << bits) - 1);  // named: GCC 12 with -fsanitize=undefined takes the expression for an int
-  return x & mask;
-}
-
-// Where decoded vectors go: through the table if there is one.
-template <bool MAP>
-struct Sink {
-  Table table;
-  uint8_t *out;
-};
-
-template <uint32_t BITS, bool MAP>
-KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte x) {
-  if (!(MAP && kLooseIndex && BITS <= 6)) x = mask_low(x, BITS);
-  if (MAP) x = look_up(sink.table, x);
-  store(sink.out + vector * 64 + part * KVQ_VECTOR_BYTES, x);
-}
-
-// Digits of a field of `bits` bits, first digit first: field / 2^bits is at least the mixed radix number and less than the next one, so
-// as a fraction of 256 each multiplication by the base carries a digit over the point.
-template <class S, bool MAP>
-KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
-  const VShort fraction = (VShort)x << int(8 - bits);
-  VShort even = fraction & (uint16_t)0xff, odd = fraction >> 8;
-#pragma GCC unroll 5
-  for (uint32_t d = 0; d < digits; d++) {
-    even *= (uint16_t)S::kBase;
-    odd *= (uint16_t)S::kBase;
-    VByte code = (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
-    if (MAP) code = look_up(sink.table, code);
-    store(sink.out + (field * S::kDigits + d) * 64 + part * KVQ_VECTOR_BYTES, code);
-    even &= (uint16_t)0xff;
-    odd &= (uint16_t)0xff;
-  }
-}
-
-template <class S, bool MAP>
-KVQ_INLINE void put_field(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x) {
-  if (S::kDigits == 1)
-    put<S::kBits, MAP>(sink, field, part, x);
-  else
-    put_digits<S, MAP>(sink, field, part, S::kBits < 8 ? mask_low(x, S::kBits) : x, S::kDigits, S::kBits);
-}
-
-template <uint32_t SHIFT, class S, bool MAP>
-KVQ_INLINE void put_direct(const Sink<MAP> &sink, uint32_t plane, uint32_t part, VByte x) {
-  if constexpr (SHIFT < S::kDirect) {
-    put_field<S, MAP>(sink, plane * S::kDirect + SHIFT, part, shift_right<SHIFT * S::kBits>(x));
-    put_direct<SHIFT + 1, S, MAP>(sink, plane, part, x);
-  }
-}
-
-// Bits BIT to BITS of a field whose bit 0 is bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on.
-template <class S, uint32_t FIRST, uint32_t BITS, uint32_t BIT = 0>
-KVQ_INLINE VByte gather_spare(const VByte *x) {
-  constexpr uint32_t kAt = (FIRST + BIT) % S::kSpare;  // bits [kAt, kAt + kCount) of what a plane has spare
-  constexpr uint32_t kCount = S::kSpare - kAt < BITS - BIT ? S::kSpare - kAt : BITS - BIT;
-  constexpr uint32_t kFrom = S::kDirect * S::kBits + kAt;
-  constexpr uint32_t kRight = kFrom > BIT ? kFrom - BIT : 0, kLeft = BIT > kFrom ? BIT - kFrom : 0;
-  constexpr uint8_t kMask = uint8_t(((1u << kCount) - 1) << BIT);
-  const VByte bits = shift_left<kLeft>(shift_right<kRight>(x[(FIRST + BIT) / S::kSpare])) & kMask;
-  if constexpr (BIT + kCount < BITS)
-    return bits | gather_spare<S, FIRST, BITS, BIT + kCount>(x);
-  else
-    return bits;
-}
-
-template <uint32_t I, class S, bool MAP>
-KVQ_INLINE void put_spares(const Sink<MAP> &sink, uint32_t part, const VByte *x) {
-  if constexpr (S::kPlanes * S::kDirect + I < S::kFields) {
-    put_field<S, MAP>(sink, S::kPlanes * S::kDirect + I, part, gather_spare<S, I * S::kBits, S::kBits>(x));
-    put_spares<I + 1, S, MAP>(sink, part, x);
-  }
-}
-
-template <class S, bool MAP>
-KVQ_INLINE void unpack_unit(const uint8_t *planes, const Sink<MAP> &sink) {
-#pragma GCC unroll 4
-  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++) {
-    VByte x[S::kPlanes];
-#pragma GCC unroll 8
-    for (uint32_t p = 0; p < S::kPlanes; p++) {
-      x[p] = load<VByte>(planes + p * 64 + part * KVQ_VECTOR_BYTES);
-      put_direct<0, S, MAP>(sink, p, part, x[p]);
-    }
-    if constexpr (S::kSpare != 0) put_spares<0, S, MAP>(sink, part, x);
-  }
-}
-
-// `bits` bits from bit `first` of the shared planes; bits above are garbage.
-KVQ_INLINE VByte shared_field(const uint8_t *planes, uint32_t first, uint32_t bits) {
-  const uint32_t shift = first % 8;
-  VShort field = load<VShort>(planes + first / 8 * 64) >> int(shift);
-  if (shift + bits <= 8) return (VByte)field;
-  const VShort rest = load<VShort>(planes + first / 8 * 64 + 64) << int(8 - shift);
-  const uint16_t low = (uint16_t)(0x0101 * ((1u << (8 - shift)) - 1));
-  return (VByte)((field & low) | (rest & (uint16_t)~low));
-}
-
-template <class S, bool MAP>
-KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *shared, const Sink<MAP> &sink) {
-  for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++, shared += KVQ_VECTOR_BYTES) {
-    const bool is_short = packing.last_digits < S::kDigits;
-    uint32_t bit = packing.tail_bit;
-    for (uint32_t f = 0; f + is_short < packing.tail_fields; f++, bit += S::kBits)
-      put_field<S, MAP>(sink, f, part, shared_field(shared, bit, S::kBits));
-    if (packing.tail_fields && is_short) {
-      const uint32_t bits = kShortBits[packing.scheme][packing.last_digits];
-      put_digits<S, MAP>(sink, packing.tail_fields - 1, part, mask_low(shared_field(shared, bit, bits), bits), packing.last_digits, bits);
-    }
-  }
-}
-
-template <SchemeId ID, bool MAP>
-void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes) {
-  using S = SchemeOf<ID>;
-  Sink<MAP> sink{MAP ? load_table(table) : Table{}, codes};
-  for (uint32_t u = 0; u < packing.units; u++) {
-    unpack_unit<S, MAP>(planes, sink);
-    planes += S::kPlanes * 64;
-    sink.out += S::kFields * S::kDigits * 64;
-  }
-  unpack_tail<S, MAP>(packing, shared, sink);
-}
-
-// codes = table[codes] where the vector look-up does not reach: small tables by comparisons, others one byte at a time.
-void map_codes(uint8_t *codes, uint32_t n, const uint8_t *table, uint32_t levels) {
-  if (levels > 16) {
-    for (uint32_t i = 0; i < n; i++) codes[i] = table[codes[i]];
-    return;
-  }
-  typedef int8_t VSigned __attribute__((vector_size(KVQ_VECTOR_BYTES)));
-  VByte step[16];  // from level k - 1 to level k
-  for (uint32_t k = 1; k < levels; k++) step[k] = (uint8_t)(table[k] - table[k - 1]) - VByte{};
-  for (uint32_t i = 0; i < n; i += KVQ_VECTOR_BYTES) {
-    VSigned x = load<VSigned>(codes + i);
-    VByte y = table[0] - VByte{};
-    for (uint32_t k = 1; k < levels; k++, x -= (int8_t)1) y += (VByte)(x > (int8_t)0) & step[k];
-    store(codes + i, y);
-  }
-}
-
-using Unpack = void (*)(const Packing &, const uint8_t *, const uint8_t *, const uint8_t *, uint8_t *);
-template <bool MAP>
-constexpr Unpack kUnpack[kSchemes] = {
-    unpack_scheme<kBits1, MAP>, unpack_scheme<kBits2, MAP>, unpack_scheme<kBits3, MAP>, unpack_scheme<kBits4, MAP>,
-    unpack_scheme<kBits5, MAP>, unpack_scheme<kBits6, MAP>, unpack_scheme<kBits7, MAP>, unpack_scheme<kBits8, MAP>,
-    unpack_scheme<kBase3, MAP>, unpack_scheme<kBase5, MAP>, unpack_scheme<kBase6, MAP>};
-
-void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes) {
-  const uint32_t levels = kSchemeTable[packing.scheme].base;
-  if (table && levels <= kTableEntries) return kUnpack<true>[packing.scheme](packing, planes, shared, table, codes);
-  kUnpack<false>[packing.scheme](packing, planes, shared, nullptr, codes);
-  if (table) map_codes(codes, packing.vectors * 64, table, levels);
-}
+#include "cpu/unpack.h"
 
 // ---------------------------------------------------------------------------------------------------- dot products
 
@@ -201,7 +23,7 @@ void unpack(const Packing &packing, const uint8_t *planes, const uint8_t *shared
 template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
   if (lines->at >= lines->end) return;
-  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 2);
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 3);
   lines->at += LINES * 64;
 }
 
@@ -228,32 +50,44 @@ KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) 
   store_some(out, left, dot.add ? load_some(out, left) + sum : sum);
 }
 
-// ROWS rows x VECTORS vectors of lanes over quads [first, end): the accumulators stay in registers.
+// One quad: ROWS rows x VECTORS vectors of lanes.
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void add_quad(Sums (&sums)[ROWS][VECTORS], const uint8_t *x, const int16_t *w) {
+  Words words[VECTORS];
+#pragma GCC unroll 4
+  for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++) {
+    const VInt first_pair = all_pairs(w + r * 4), second_pair = all_pairs(w + r * 4 + 2);
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
+  }
+}
+
+// Quads [first, end), kQuads at a time: the accumulators stay in registers, and scalar operations take few places of dot products.
 template <uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, uint32_t end) {
-  const int16_t *w = (const int16_t *)dot.w + row * dot.w_stride;
-  const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride + lane * 4;
+  const int16_t *w = (const int16_t *)dot.w + weight_place(dot.w_stride, row, first);
+  const size_t stride = dot.stride;
+  const uint8_t *x = (const uint8_t *)dot.x + first * stride + lane * 4;
   Sums sums[ROWS][VECTORS];
+#pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
       sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
-  for (uint32_t q = first; q < end; q++, x += dot.stride) {
-    fetch<1>(&lines);
-    Words words[VECTORS];
-#pragma GCC unroll 4
-    for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < ROWS; r++) {
-      const int16_t *four = w + r * dot.w_stride + q * 4;
-      const VInt first_pair = all_pairs(four), second_pair = all_pairs(four + 2);
-#pragma GCC unroll 4
-      for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
-    }
+  for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
+    fetch<kQuads>(&lines);
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < kQuads; i++) add_quad<ROWS, VECTORS>(sums, x + i * stride, w + i * 16);
   }
+  if ((end - first) % kQuads) add_quad<ROWS, VECTORS>(sums, x, w);
   if (dot.prefetch) *dot.prefetch = lines;
+#pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
       if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(total(sums[r][v])));
 }
@@ -321,7 +155,9 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
     }
   }
   if (dot.prefetch) *dot.prefetch = lines;
+#pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
       if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v]);
 }
@@ -355,19 +191,24 @@ void dot_values(const Dot &dot) {
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
 constexpr int32_t kRoundBits = 0x4b400000;
 
-// w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector, and so is w.  What remains of x * inverse
-// takes its place, and its sum is returned.
+// Weights of one vector; what rounding leaves of `wanted` is returned.
+KVQ_INLINE VFloat round_weights(VFloat wanted, int16_t *w, VInt *total) {
+  const VFloat shifted = wanted + kRound;
+  const VInt rounded = (VInt)shifted - kRoundBits;
+  store_weights(w, rounded);
+  *total += rounded;
+  return wanted - (shifted - kRound);
+}
+
+// w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector.  What remains of x * inverse takes its place.
 KVQ_INLINE float round_row(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
   VFloat remains = {};
   for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
     const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
     VInt total = {};
     for (uint32_t i = first; i < end; i += kLanes) {
-      const VFloat wanted = load<VFloat>(x + i) * inverse, shifted = wanted + kRound, left = wanted - (shifted - kRound);
-      const VInt rounded = (VInt)shifted - kRoundBits;
-      store_weights(w + i, rounded);
+      const VFloat left = round_weights(load<VFloat>(x + i) * inverse, w + i * 4, &total);
       store(x + i, left);
-      total += rounded;
       remains += left;
     }
     *sum = sum_lanes(total);
@@ -375,20 +216,59 @@ KVQ_INLINE float round_row(float *x, uint32_t n, float inverse, int16_t *w, int3
   return sum_lanes(remains);
 }
 
-void quantize(Quantize *q) {
+KVQ_INLINE VFloat load_product(const Quantize &q, const float *x, uint32_t i) {
+  const VFloat v = load_some(x + i, q.n - i);
+  return q.s ? v * load_some(q.s + i, q.n - i) : v;
+}
+
+// At most kSumSpan weights of known bound: one pass.
+KVQ_INLINE void quantize_bounded(const Quantize &q, uint32_t r) {
+  const float *x = q.x + r * q.x_stride, *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
+  int16_t *w = q.w + weight_place(q.w_stride, q.row + r, 0);
+  VFloat left = {}, power = {}, floats = {};
+  VInt total = {};
+  const float inverse = kMostWeight / q.bound[r], scale = q.bound[r] / kMostWeight;
+  for (uint32_t i = 0; i < q.n; i += kLanes, w += kLanes * 4) {
+    const VFloat v = load_product(q, x, i);
+    floats += v;
+    left += round_weights(v * inverse, w, &total);
+    if (doubt) power += v * v * load_some(doubt + i, q.n - i);
+  }
+  q.scale[r] = scale;
+  q.sum[r * q.sum_stride] = sum_lanes(total);
+  q.error[r] = sum_lanes(left) * scale;
+  q.power[r] = doubt ? sum_lanes(power) : 0.0f;
+  q.total[r] = sum_lanes(floats);
+}
+
+void quantize_row(const Quantize &q, uint32_t r) {
   constexpr uint32_t kMaxWeights = 2560;
   float x[kMaxWeights];
-  VFloat most = {};
-  for (uint32_t i = 0; i < q->n; i += kLanes) {
-    VFloat v = load_some(q->x + i, q->n - i);
-    if (q->s) v *= load_some(q->s + i, q->n - i);
+  const float *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
+  VFloat most = {}, power = {}, floats = {};
+  for (uint32_t i = 0; i < q.n; i += kLanes) {
+    const VFloat v = load_product(q, q.x + r * q.x_stride, i);
     store(x + i, v);
+    floats += v;
     most = greater(most, magnitude(v));
+    if (doubt) power += v * v * load_some(doubt + i, q.n - i);
   }
-  const float largest = max_lanes(most), inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
-  q->scale = largest / kMostWeight;
-  q->error = round_row(x, q->n, inverse, q->w, q->sum) * q->scale;
-  if (q->fine) round_row(x, q->n, 32768.0f, q->fine, q->fine_sum);
+  const float largest = q.bound && q.bound[r] > 1e-30f ? q.bound[r] : max_lanes(most);
+  const float inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
+  q.scale[r] = largest / kMostWeight;
+  q.error[r] = round_row(x, q.n, inverse, q.w + weight_place(q.w_stride, q.row + r, 0), q.sum + r * q.sum_stride) * q.scale[r];
+  q.power[r] = doubt ? sum_lanes(power) : 0.0f;
+  q.total[r] = sum_lanes(floats);
+  if (q.fine) round_row(x, q.n, kFineSteps, q.fine, q.fine_sum);
+}
+
+void quantize(const Quantize &q) {
+  for (uint32_t r = 0; r < q.rows; r++) {
+    if (q.bound && q.bound[r] > 1e-30f && !q.fine)
+      quantize_bounded(q, r);
+    else
+      quantize_row(q, r);
+  }
 }
 
 void enter_floats(const float *x, uint32_t n, float scale, float *out) {
@@ -455,15 +335,33 @@ float maximum(const float *x, uint32_t n) {
   return max_lanes(most);
 }
 
-void moments(const float *x, uint32_t n, float *sum, float *squares) {
-  VFloat first = {}, second = {};
-  for (uint32_t i = 0; i < n; i += kLanes) {
-    const VFloat v = load<VFloat>(x + i);
-    first += v;
-    second += v * v;
+void survey(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares) {
+  for (uint32_t r = 0; r < rows; r++, x += stride) {
+    VFloat first = {}, second = {}, top = load<VFloat>(x);
+    for (uint32_t i = 0; i < n; i += kLanes) {
+      const VFloat v = load<VFloat>(x + i);
+      first += v;
+      second += v * v;
+      top = greater(top, v);
+    }
+    most[r] = max_lanes(top);
+    sum[r] = sum_lanes(first);
+    squares[r] = sum_lanes(second);
   }
-  *sum = sum_lanes(first);
-  *squares = sum_lanes(second);
+}
+
+void add_scaled(const float *x, uint32_t n, float factor, float *out) {
+  for (uint32_t i = 0; i < n; i += kLanes) store_some(out + i, n - i, load_some(out + i, n - i) + load_some(x + i, n - i) * factor);
+}
+
+void add_squares(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride) {
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = load<VFloat>(x + i), square = v * v;
+    for (uint32_t r = 0; r < rows; r++) {
+      float *to = out + r * stride + i;
+      store(to, add ? load<VFloat>(to) + square * factor[r] : square * factor[r]);
+    }
+  }
 }
 
 float power(const float *x, const float *y, const float *factor, uint32_t n) {
@@ -484,8 +382,12 @@ float dot_product(const float *x, const float *y, uint32_t n) {
 // 2^x for x <= 128, 0 below -126: the nearest integer goes to the exponent, a polynomial of degree 6 takes the rest (Taylor, error
 // below 2e-7 on [-1/2, 1/2]).
 KVQ_INLINE VFloat exp2_lanes(VFloat x) {
+#if KVQ_VECTOR_BYTES == 64
+  const VFloat clamped = greater(x, all(-200.0f)), n = (VFloat)_mm512_roundscale_ps((__m512)clamped, 0), f = clamped - n;
+#else
   const VFloat low = all(-126.0f), clamped = greater(x, low);
   const VFloat shifted = clamped + 12582912.0f, f = clamped - (shifted - 12582912.0f);
+#endif
   VFloat p = all(1.5403530e-4f);
   p = p * f + 1.3333558e-3f;
   p = p * f + 9.6181291e-3f;
@@ -493,18 +395,26 @@ KVQ_INLINE VFloat exp2_lanes(VFloat x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
+#if KVQ_VECTOR_BYTES == 64
+  return (VFloat)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   const VInt y = (VInt)p + ((VInt)shifted << 23);
   return (VFloat)(y & (VInt)(x >= low));
+#endif
 }
 
-float exponentials(float *x, uint32_t n, float reference) {
-  VFloat sum = {};
-  for (uint32_t i = 0; i < n; i += kLanes) {
-    const VFloat p = exp2_lanes(load<VFloat>(x + i) - reference);
-    store(x + i, p);
-    sum += p;
+void exponentials(float *x, size_t stride, uint32_t rows, uint32_t n, const float *reference, const float *most, float *sum,
+                  float *largest) {
+  for (uint32_t r = 0; r < rows; r++, x += stride) {
+    VFloat total = {};
+    for (uint32_t i = 0; i < n; i += kLanes) {
+      const VFloat p = exp2_lanes(load<VFloat>(x + i) - reference[r]);
+      store(x + i, p);
+      total += p;
+    }
+    largest[r] = exp2_lanes(all(most[r] - reference[r]))[0];
+    sum[r] = sum_lanes(total);
   }
-  return sum_lanes(sum);
 }
 
 // tanh(y) = 1 - 2 / (e^(2y) + 1); |y| beyond 40 is 1 to the last bit.
@@ -564,9 +474,11 @@ constexpr Kernels kTable = {
     .quantize = quantize,
     .halves_to_floats = halves_to_floats,
     .maximum = maximum,
+    .survey = survey,
     .dot_product = dot_product,
-    .moments = moments,
     .power = power,
+    .add_scaled = add_scaled,
+    .add_squares = add_squares,
     .exponentials = exponentials,
     .softcap = softcap,
     .expand = expand,

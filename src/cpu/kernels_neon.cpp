@@ -30,7 +30,7 @@ inline __attribute__((always_inline)) Weights load_weights(const int16_t *w) {
 // ROWS rows x kVectors vectors of lanes over quads [first, end).
 template <uint32_t ROWS>
 void codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, uint32_t end) {
-  const int16_t *w = static_cast<const int16_t *>(dot.w) + row * dot.w_stride;
+  const int16_t *w = static_cast<const int16_t *>(dot.w) + weight_place(dot.w_stride, row, first);
   const uint8_t *x = static_cast<const uint8_t *>(dot.x) + first * dot.stride + lane * 4;
   const int8x16_t ones = vdupq_n_s8(1);
   uint32x4_t low[ROWS][kVectors];
@@ -39,7 +39,7 @@ void codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, ui
     sum[r] = vdupq_n_s32(0);
     for (uint32_t v = 0; v < kVectors; v++) low[r][v] = vdupq_n_u32(0), high[r][v] = vdupq_n_s32(0);
   }
-  for (uint32_t q = first; q < end; q++, x += dot.stride) {
+  for (uint32_t q = first; q < end; q++, x += dot.stride, w += 16) {
     uint8x16_t codes[kVectors];
     int8x16_t centred[kVectors];
     for (uint32_t v = 0; v < kVectors; v++) {
@@ -47,7 +47,7 @@ void codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, ui
       centred[v] = vreinterpretq_s8_u8(veorq_u8(codes[v], vdupq_n_u8(0x80)));
     }
     for (uint32_t r = 0; r < ROWS; r++) {
-      const Weights weights = load_weights(w + r * dot.w_stride + q * 4);
+      const Weights weights = load_weights(w + r * 4);
       sum[r] = vdotq_s32(sum[r], weights.high, ones);
       for (uint32_t v = 0; v < kVectors; v++) {
         low[r][v] = vdotq_u32(low[r][v], codes[v], weights.low);

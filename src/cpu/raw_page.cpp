@@ -85,14 +85,17 @@ Status store_raw_rows(const Loops &loops, const LayerShape &shape, const kvq_ten
   return KVQ_OK;
 }
 
+Status check_row(const Loops &loops, const kvq_tensor &x, uint64_t row, uint32_t head, uint32_t heads, uint32_t dim, const char *name,
+                 uint64_t *saturated) {
+  uint16_t entered[kMostChannels];
+  const uint32_t bad = enter_row(tensor_row(x, row, head, heads, dim), x.dtype, dim, entered, saturated, loops);
+  return bad < dim ? refuse(name, row, head, bad) : KVQ_OK;
+}
+
 Status check_rows(const Loops &loops, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim,
                   const char *name, uint64_t *saturated) {
-  uint16_t row[kMostChannels];
   for (uint64_t i = first; i < first + count; i++)
-    for (uint32_t head = 0; head < heads; head++) {
-      const uint32_t bad = enter_row(tensor_row(x, i, head, heads, dim), x.dtype, dim, row, saturated, loops);
-      if (bad < dim) return refuse(name, i, head, bad);
-    }
+    for (uint32_t head = 0; head < heads; head++) KVQ_TRY(check_row(loops, x, i, head, heads, dim, name, saturated));
   return KVQ_OK;
 }
 

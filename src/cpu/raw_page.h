@@ -23,6 +23,9 @@ RawRow raw_row(const LayerShape &shape, void *page, uint32_t head, uint32_t tens
 // The pieces of Backend that concern raw rows; backend.h describes them.
 Status store_raw_rows(const Loops &loops, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                       uint64_t *saturated);
+// A row of one head, and rows of all heads.
+Status check_row(const Loops &loops, const kvq_tensor &x, uint64_t row, uint32_t head, uint32_t heads, uint32_t dim, const char *name,
+                 uint64_t *saturated);
 Status check_rows(const Loops &loops, const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                   uint64_t *saturated);
 void copy_raw_rows(const LayerShape &shape, const void *from, uint32_t from_row, void *to, uint32_t to_row, uint32_t count);

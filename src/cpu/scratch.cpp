@@ -34,7 +34,7 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
   arena.take(dims.most(), &slice->map);
   arena.take(size_t(kRows) * (256 + 16), &slice->part);
   arena.take(size_t(kRows) * dims.weights(), &slice->w);
-  arena.take(dims.weights(), &slice->fine);
+  arena.take(size_t(4) * dims.weights(), &slice->fine);
   arena.take(kRegions, &slice->weights);
   arena.take(code_bytes(dims.most()), &slice->codes);
   arena.take(size_t(kTileTokens) * dims.most(), &slice->values);
@@ -42,7 +42,7 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
     arena.take(size_t(kRows) * dims.query(), &domain.query);
     arena.take(size_t(kRows) * dims.weights(), &domain.lined);
     arena.take(size_t(kRows) * dims.weights(), &domain.w);
-    arena.take(dims.weights(), &domain.fine);
+    arena.take(size_t(4) * dims.weights(), &domain.fine);
     arena.take(dims.segments(), &domain.segment);
     arena.take(size_t(kRows) * dims.output(), &domain.out);
   }

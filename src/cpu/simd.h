@@ -78,8 +78,9 @@ KVQ_INLINE float max_lanes(VFloat v) {
 // bytes, then their low bytes.  Elsewhere they are int16 in natural order, since even bytes of a word are the first pair of neighbours
 // and odd bytes the second.
 #if (KVQ_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)) || (KVQ_VECTOR_BYTES == 32 && defined(__AVXVNNI__))
-constexpr float kMostWeight = 127 * 256 + 127;
+constexpr float kMostWeight = 127 * 256 + 126;  // and a little more
 constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 2 : 1;  // vectors of words times four rows: what the registers hold
+constexpr uint32_t kQuads = 2;                                     // in one step
 
 struct Words {
   VInt bytes;
@@ -102,22 +103,21 @@ KVQ_INLINE void add_products(Sums *sums, const Words &words, VInt first, VInt se
   sums->high = add_products(sums->high, words.bytes, first);
   sums->low = add_products(sums->low, words.bytes, second);
 }
-KVQ_INLINE void store_weights(int16_t *w, VInt x) {
-  // Low byte, and high byte of x + 128, of the four neighbours of a word.
+// Low byte, and high byte of x + 128, of the four neighbours of a word.
+KVQ_INLINE VInt16 split_weights(VInt x) {
   const VInt16 low = __builtin_convertvector(x, VInt16), high = __builtin_convertvector(x + 128, VInt16);
-#if KVQ_VECTOR_BYTES == 64
-  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14));
-  const __m256i mixed = _mm256_blendv_epi8((__m256i)low, (__m256i)high, _mm256_set1_epi16((int16_t)0xff00));
-  _mm256_storeu_si256((__m256i *)w, _mm256_shuffle_epi8(mixed, order));
-#else
   const __m128i order = _mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14);
+#if KVQ_VECTOR_BYTES == 64
+  const __m256i mixed = _mm256_blendv_epi8((__m256i)low, (__m256i)high, _mm256_set1_epi16((int16_t)0xff00));
+  return (VInt16)_mm256_shuffle_epi8(mixed, _mm256_broadcastsi128_si256(order));
+#else
   const __m128i mixed = _mm_blendv_epi8((__m128i)low, (__m128i)high, _mm_set1_epi16((int16_t)0xff00));
-  _mm_storeu_si128((__m128i *)w, _mm_shuffle_epi8(mixed, order));
+  return (VInt16)_mm_shuffle_epi8(mixed, order);
 #endif
 }
 #else
-constexpr float kMostWeight = 32767;
-constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2;
+constexpr float kMostWeight = 32766;  // and a little more
+constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2, kQuads = 1;
 
 struct Words {
   VInt even, odd;
@@ -147,8 +147,18 @@ KVQ_INLINE VInt multiply_pairs(VInt a, VInt b) {
 KVQ_INLINE void add_products(Sums *sums, const Words &words, VInt first, VInt second) {
   sums->all += multiply_pairs(words.even, first) + multiply_pairs(words.odd, second);
 }
-KVQ_INLINE void store_weights(int16_t *w, VInt x) { store(w, __builtin_convertvector(x, VInt16)); }
+KVQ_INLINE VInt16 split_weights(VInt x) { return __builtin_convertvector(x, VInt16); }
 #endif
+
+// Fours of weights, spaced by 16 elements (kernels.h).
+KVQ_INLINE void store_weights(int16_t *w, VInt x) {
+  typedef int64_t Fours __attribute__((vector_size(KVQ_VECTOR_BYTES / 2)));
+  const Fours fours = (Fours)split_weights(x);
+  for (uint32_t i = 0; i < kLanes / 4; i++) {
+    const int64_t four = fours[i];
+    __builtin_memcpy(w + i * 16, &four, 8);
+  }
+}
 
 // fp16 bits to fp32: kLanes of them.  Finite values only.
 KVQ_INLINE VFloat load_halves(const uint16_t *p) {
@@ -174,6 +184,34 @@ struct Table {
 };
 KVQ_INLINE Table load_table(const uint8_t *table) { return {_mm512_loadu_si512(table)}; }
 KVQ_INLINE VByte look_up(const Table &t, VByte x) { return (VByte)_mm512_permutexvar_epi8((__m512i)x, t.t); }
+
+// Digits of the 7 bits of three base-5 digits (layout.h), or what a table has for them: bit 7 of an index does not count.
+#define KVQ_DIGIT_TABLES 1
+struct Digits {
+  __m512i low, high;
+};
+struct DigitTable {
+  alignas(64) uint8_t digit[3][128];
+};
+constexpr DigitTable make_digit_table() {
+  DigitTable table{};
+  for (uint32_t x = 0; x < 128; x++) {
+    const uint32_t number = x * 125 / 128;
+    table.digit[0][x] = uint8_t(number / 25), table.digit[1][x] = uint8_t(number / 5 % 5), table.digit[2][x] = uint8_t(number % 5);
+  }
+  return table;
+}
+constexpr DigitTable kDigitTable = make_digit_table();
+KVQ_INLINE Digits load_digits(uint32_t digit) {
+  return {_mm512_load_si512(kDigitTable.digit[digit]), _mm512_load_si512(kDigitTable.digit[digit] + 64)};
+}
+KVQ_INLINE Digits load_digits(uint32_t digit, const Table &t) {
+  const Digits plain = load_digits(digit);
+  return {_mm512_permutexvar_epi8(plain.low, t.t), _mm512_permutexvar_epi8(plain.high, t.t)};
+}
+KVQ_INLINE VByte look_up(const Digits &digits, VByte x) {
+  return (VByte)_mm512_permutex2var_epi8(digits.low, (__m512i)x, digits.high);
+}
 #elif KVQ_VECTOR_BYTES == 32
 constexpr uint32_t kTableEntries = 16;
 constexpr bool kLooseIndex = false;

@@ -57,6 +57,8 @@ Status Cache::prepare(const CacheConfig &config) {
   store.emplace(&memory, *backend, shapes, recipe.page_tokens, chooses_tokens());
   policies.emplace(&memory, recipe, shapes, *backend);
   KVQ_TRY(policies->prepare());
+  callers_ = config.callers;
+  backend->expect_callers(callers_);
   workspaces.emplace(*backend, shapes);
   const bool all = std::all_of(shapes.begin(), shapes.end(), [](const LayerShape &shape) { return shape.window > 0; });
   for (const LayerShape &shape : shapes) window_ = all ? std::max(window_, shape.window) : 0;

@@ -25,7 +25,7 @@ struct CacheConfig {
   std::span<const LayerShape> shapes;
   const char *recipe;
   const kvq_recipe_data *data;  // or nullptr
-  uint32_t backend_number, max_sequences;
+  uint32_t backend_number, callers = 1, max_sequences;
   uint64_t max_bytes, max_tokens;
   const kvq_allocator *allocator;
   void *log_user;
@@ -70,6 +70,7 @@ class Cache {
  public:
   using SequenceUse = Table<Sequence>::Use;
   using StepUse = Table<Step>::Use;
+  using StepShare = Table<Step>::Share;
 
   static Status create(const CacheConfig &config, Cache **out);
   static void destroy(Cache *cache) noexcept;
@@ -93,6 +94,8 @@ class Cache {
   Status begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id);
   Status append(Step &step, uint32_t layer, const kvq_tensor &k, const kvq_tensor &v, const kvq_tensor *q);
   Status attend(Step &step, const AttendInput &input);
+  // The same for some heads; several of these may run at once, unless the step is QUERY_ONLY.
+  Status attend_heads(Step &step, const AttendInput &input);
   Status end_step(StepUse &use, const uint32_t *keep, const float *scores);
   Status abort_step(StepUse &use);
 
@@ -134,9 +137,12 @@ class Cache {
   Status prepare(const CacheConfig &config);
   Status plan_step(Step &step);
   Status check_cut(const Sequence &sequence, uint64_t length) const;
+  Status look_up(Step &step, const AttendInput &input, uint32_t window, uint32_t caller, std::span<const AttendSequence> *out);
+  Status attend_as(Step &step, const AttendInput &input, uint32_t caller);
 
   uint64_t max_tokens_;
   uint32_t window_ = 0;  // largest window, if every layer has one
+  uint32_t callers_ = 1;
   std::atomic<uint64_t> saturated_{0}, tokens_{0};
   void *log_user_;
   void (*log_)(void *user, int32_t level, const char *message);

@@ -115,10 +115,9 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
   if (total > kMaxStepTokens)
     return fail(KVQ_E_INVALID, "new_tokens: %llu in all, above %llu", (unsigned long long)total, (unsigned long long)kMaxStepTokens);
-  Pending<Step> step(&memory, &memory, shapes.size(), *workspaces);
+  Pending<Step> step(&memory, &memory, shapes.size(), *workspaces, callers_, ids.size());
   step->query_only = query_only;
   step->entries.reserve(ids.size());
-  step->attention.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); i++) {
     StepEntry &entry = step->entries.emplace_back(&memory);
     entry.id = ids[i];
@@ -180,45 +179,63 @@ Status check_released(const StepEntry &entry, uint64_t length, uint32_t window) 
 
 }  // namespace
 
-Status Cache::attend(Step &step, const AttendInput &input) {
+// What the step's sequences show of a layer, in one caller's part of the room.
+Status Cache::look_up(Step &step, const AttendInput &input, uint32_t window, uint32_t caller, std::span<const AttendSequence> *out) {
+  const LayerShape &shape = shapes[input.layer];
+  SequenceView *views = step.room.views.data() + caller * step.room.entries;
+  AttendSequence *list = step.room.sequences.data() + caller * step.room.entries;
+  size_t count = 0;
+  for (size_t i = 0; i < step.entries.size(); i++) {
+    StepEntry &entry = step.entries[i];
+    if (step.query_only) KVQ_TRY(take(sequences, step, i));
+    if (entry.tokens == 0) continue;
+    views[i] = SequenceView(*entry.sequence, shape.source, *store, step.query_only ? nullptr : &entry.growth[shape.source]);
+    const uint64_t length = views[i].length();
+    if (length > 0 && entry.tokens > length)
+      return fail(KVQ_E_INVALID, "seqs[%zu]: %u queries, but layer %u has %llu tokens", i, entry.tokens, input.layer,
+                  (unsigned long long)length);
+    KVQ_TRY(check_released(entry, length, window));
+    list[count++] = {views[i].list(), length, entry.first, entry.tokens};
+  }
+  *out = {list, count};
+  return KVQ_OK;
+}
+
+Status Cache::attend_as(Step &step, const AttendInput &input, uint32_t caller) {
   const LayerShape &shape = shapes[input.layer];
   const uint32_t window = input.window == UINT32_MAX ? 0 : input.window ? input.window
                                                                         : shape.window;
   if (!step.query_only && !step.has_append(*backend, shape.source) && step.tokens > 0)
     return fail(KVQ_E_STATE, "layer=%u: the append of layer %u is missing", input.layer, shape.source);
   const LookedUp guard(step);
-  step.attention.clear();
-  for (size_t i = 0; i < step.entries.size(); i++) {
-    StepEntry &entry = step.entries[i];
-    if (step.query_only) KVQ_TRY(take(sequences, step, i));
-    if (entry.tokens == 0) continue;
-    entry.view = SequenceView(*entry.sequence, shape.source, *store, step.query_only ? nullptr : &entry.growth[shape.source]);
-    const uint64_t length = entry.view.length();
-    if (length > 0 && entry.tokens > length)
-      return fail(KVQ_E_INVALID, "seqs[%zu]: %u queries, but layer %u has %llu tokens", i, entry.tokens, input.layer,
-                  (unsigned long long)length);
-    KVQ_TRY(check_released(entry, length, window));
-    step.attention.push_back({entry.view.list(), length, entry.first, entry.tokens});
-  }
-  if (step.tokens == 0) return KVQ_OK;
   uint64_t saturated = 0;
-  if (backend->plans_steps()) {
-    const auto is_old = [](const StepEntry &entry) { return entry.version != entry.sequence->version; };
-    if (step.query_only && std::any_of(step.entries.begin(), step.entries.end(), is_old)) KVQ_TRY(plan_step(step));
-  } else {
-    KVQ_TRY(backend->check_rows(*input.q, 0, step.tokens, shape.q_heads, shape.dim_k, "q", &saturated));
-  }
   AttendCall call{};
+  KVQ_TRY(look_up(step, input, window, caller, &call.sequences));
+  if (step.tokens == 0) return KVQ_OK;
+  const auto is_old = [](const StepEntry &entry) { return entry.version != entry.sequence->version; };
+  if (backend->plans_steps() && step.query_only && std::any_of(step.entries.begin(), step.entries.end(), is_old)) KVQ_TRY(plan_step(step));
   call.layer = input.layer;
   call.shape = &shape;
   call.q = input.q, call.out = input.out, call.lse = input.lse;
   call.scale = input.scale, call.softcap = input.softcap;
   call.window = window;
   call.sinks = input.sinks;
-  call.sequences = step.attention;
+  call.head_first = input.head_first, call.head_count = input.head_count;
+  call.caller = caller, call.saturated = &saturated;
   KVQ_TRY(backend->attend(call, step.workspace.get()));
   count_saturated(saturated);
   return KVQ_OK;
+}
+
+Status Cache::attend(Step &step, const AttendInput &input) { return attend_as(step, input, 0); }
+
+Status Cache::attend_heads(Step &step, const AttendInput &input) {
+  const uint32_t caller = step.room.take();
+  if (caller == kMostCallers)
+    return fail(KVQ_E_BUSY, "step: as many calls over head ranges run in it as n_callers allows, %u", callers_);
+  const Status status = attend_as(step, input, caller);
+  step.room.give_back(caller);
+  return status;
 }
 
 }  // namespace kvq

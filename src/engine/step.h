@@ -1,5 +1,7 @@
 // A step: everything that its per-layer calls need, reserved when it begins.
 #pragma once
+#include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,8 +20,31 @@ struct StepEntry {
   uint32_t first = 0, tokens = 0;  // rows of the step's tensors
   Vector<LayerGrowth> growth;      // by layer; empty for QUERY_ONLY
   Table<Sequence>::Use use;        // QUERY_ONLY: during a call
-  SequenceView view;               // during attend
+  SequenceView view;               // while a step is planned
   uint64_t version = 0;            // of the sequence when it was planned
+};
+
+inline constexpr uint32_t kMostCallers = 64;
+
+// What attention calls of one step that run at once have each for themselves: room for all entries, and a number.
+struct AttendRoom {
+  AttendRoom(std::pmr::memory_resource *memory, uint32_t callers, size_t entries)
+      : views(callers * entries, memory), sequences(callers * entries, memory), callers(callers), entries(entries) {}
+  // A number until it is given back; kMostCallers: all are in use.
+  uint32_t take() noexcept {
+    for (uint64_t now = taken.load(std::memory_order_relaxed);;) {
+      const uint32_t number = uint32_t(std::countr_one(now));
+      if (number >= callers) return kMostCallers;
+      if (taken.compare_exchange_weak(now, now | uint64_t(1) << number, std::memory_order_acquire)) return number;
+    }
+  }
+  void give_back(uint32_t number) noexcept { taken.fetch_and(~(uint64_t(1) << number), std::memory_order_release); }
+
+  Vector<SequenceView> views;        // [callers][entries]
+  Vector<AttendSequence> sequences;  // likewise
+  const uint32_t callers;
+  const size_t entries;
+  std::atomic<uint64_t> taken{0};
 };
 
 // Workspaces of steps.  One stays for the next step, so that a single step at a time allocates none; a backend that plans steps
@@ -54,8 +79,8 @@ class Workspaces {
 };
 
 struct Step {
-  Step(std::pmr::memory_resource *memory, size_t n_layers, Workspaces &from)
-      : entries(memory), appended(n_layers, 0, memory), queries(n_layers, memory), with_queries(n_layers, 0, memory), attention(memory), workspaces(from), workspace(from.take()) {}
+  Step(std::pmr::memory_resource *memory, size_t n_layers, Workspaces &from, uint32_t callers, size_t n_entries)
+      : entries(memory), appended(n_layers, 0, memory), queries(n_layers, memory), with_queries(n_layers, 0, memory), room(memory, callers, n_entries), workspaces(from), workspace(from.take()) {}
   ~Step() { workspaces.give_back(std::move(workspace)); }
   bool query_only = false;
   uint32_t tokens = 0;  // of all sequences
@@ -64,7 +89,7 @@ struct Step {
   // Entered queries of the layers whose statistics need them, fp16 [tokens][q_heads][dim_k]: only kept tokens count.
   Vector<Vector<uint16_t>> queries;
   Vector<uint8_t> with_queries;       // layers whose append came with q
-  Vector<AttendSequence> attention;   // room for all entries
+  AttendRoom room;
   Workspaces &workspaces;
   std::shared_ptr<Workspace> workspace;
 
@@ -80,6 +105,7 @@ struct AttendInput {
   uint32_t window;  // as in kvq_attend_options
   float scale, softcap;
   const float *sinks;
+  uint32_t head_first = 0, head_count = 0;  // KV heads; 0: all
 };
 
 }  // namespace kvq

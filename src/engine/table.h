@@ -13,7 +13,8 @@
 namespace kvq {
 
 // A fixed array of slots.  A slot's word is its id, with the top bit set while a thread uses the object, so that one
-// compare-and-swap checks the id and takes the object: no lock, no wait.  Ids are 20 bits of slot below 42 bits of generation;
+// compare-and-swap checks the id and takes the object: no lock, no wait.  Threads that share an object count themselves first and look at
+// the word then; one that wants it alone takes the word first and looks at the count then: one of them sees the other at least.  Ids are 20 bits of slot below 42 bits of generation;
 // generations begin at a number of the table's own, so ids of another cache do not fit by accident.
 template <class T>
 class Table {
@@ -22,6 +23,7 @@ class Table {
 
   struct Slot {
     std::atomic<uint64_t> word{kFree};  // free: kFree and the id that comes next
+    std::atomic<uint32_t> sharers{0};
     union {
       T *object = nullptr;
       uint32_t next_free;
@@ -54,6 +56,25 @@ class Table {
     uint64_t id_ = 0;
   };
 
+  // Use of an object together with other threads.
+  class Share {
+   public:
+    Share() = default;
+    Share(const Share &) = delete;
+    Share &operator=(const Share &) = delete;
+    ~Share() { release(); }
+    void release() noexcept {
+      if (slot_) slot_->sharers.fetch_sub(1);
+      slot_ = nullptr;
+    }
+    T &operator*() const { return *slot_->object; }
+    T *operator->() const { return slot_->object; }
+
+   private:
+    friend Table;
+    Slot *slot_ = nullptr;
+  };
+
   // `name` is what messages call the object: "seq", "step".
   Table(const char *name, uint32_t slots, std::pmr::memory_resource *memory) : name_(name), slots_(slots, memory) {
     const uint64_t clock = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -67,19 +88,32 @@ class Table {
 
   // Take the object for this thread.
   Status use(uint64_t id, Use *use) {
-    const uint64_t index = id & (kMaxSlots - 1);
+    Slot *slot = find(id);
+    if (!slot) return stale(id);
     uint64_t word = id;
-    if (id != 0 && id < kFree && index < slots_.size()) {
-      Slot &slot = slots_[index];
-      if (slot.word.compare_exchange_strong(word, id | kBusy, std::memory_order_acquire)) {
-        use->release();
-        use->slot_ = &slot, use->id_ = id;
-        return KVQ_OK;
-      }
-      if (word == (id | kBusy))
-        return fail(KVQ_E_BUSY, "%s=%llu is in use by another call", name_, (unsigned long long)id);
+    if (!slot->word.compare_exchange_strong(word, id | kBusy)) return word == (id | kBusy) ? busy(id) : stale(id);
+    if (slot->sharers.load() != 0) {
+      slot->word.store(id);
+      return busy(id);
     }
-    return fail(KVQ_E_STALE, "%s=%llu does not exist (any more) in this cache", name_, (unsigned long long)id);
+    use->release();
+    use->slot_ = slot, use->id_ = id;
+    return KVQ_OK;
+  }
+
+  // Take the object for this thread and others.
+  Status share(uint64_t id, Share *share) {
+    Slot *slot = find(id);
+    if (!slot) return stale(id);
+    slot->sharers.fetch_add(1);
+    const uint64_t word = slot->word.load();
+    if (word != id) {
+      slot->sharers.fetch_sub(1);
+      return word == (id | kBusy) ? busy(id) : stale(id);
+    }
+    share->release();
+    share->slot_ = slot;
+    return KVQ_OK;
   }
 
   // Give an object an id.  `limit` is what messages call the number of slots.
@@ -119,6 +153,15 @@ class Table {
   }
 
  private:
+  Slot *find(uint64_t id) {
+    const uint64_t index = id & (kMaxSlots - 1);
+    return id != 0 && id < kFree && index < slots_.size() ? &slots_[index] : nullptr;
+  }
+  Status busy(uint64_t id) const { return fail(KVQ_E_BUSY, "%s=%llu is in use by another call", name_, (unsigned long long)id); }
+  Status stale(uint64_t id) const {
+    return fail(KVQ_E_STALE, "%s=%llu does not exist (any more) in this cache", name_, (unsigned long long)id);
+  }
+
   const char *name_;
   Vector<Slot> slots_;
   uint32_t free_ = kNone;

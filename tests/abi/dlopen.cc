@@ -106,8 +106,8 @@ long threads() {
 
 // The kernel lists a thread for a moment after it has been joined.
 bool threads_end_at(long count) {
-  for (int i = 0; i < 5000 && threads() != count; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return threads() == count;
+  for (int i = 0; i < 5000 && threads() > count; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return threads() <= count;
 }
 
 // Memory that malloc has handed out and not got back; what it keeps for itself says nothing about leaks.
@@ -123,14 +123,14 @@ bool mapped(const std::string &name) {
 }  // namespace
 
 TEST_CASE("opening, using and closing the library 100 times leaves no thread and no memory behind") {
-  const long threads_before = threads();
+  long threads_before = 0;
   size_t bytes_before = 0;
   for (int round = 0; round < 100; ++round) {
     const Library kvq(KVQ_LIBRARY_FILE);
     generate(kvq, round % 2 ? 2 : 1);
     REQUIRE(dlclose(kvq.handle) == 0);
     REQUIRE_FALSE(mapped("libkvq"));
-    if (round == 20) bytes_before = allocated_bytes();
+    if (round == 20) threads_before = threads(), bytes_before = allocated_bytes();  // a sanitizer's own thread is there by now
   }
   CHECK(threads_end_at(threads_before));
   // Under a sanitizer malloc is another, which reports leaks itself.

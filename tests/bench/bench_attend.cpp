@@ -397,6 +397,8 @@ int main(int argc, char **argv) {
   cJSON_AddStringToObject(report, "date", date);
   const char *revision = std::getenv("KVQ_REVISION");
   cJSON_AddStringToObject(report, "revision", revision ? revision : "");
+  const char *tunables = std::getenv("GLIBC_TUNABLES");  // glibc.malloc.hugetlb=1: pages of 2 MiB
+  cJSON_AddStringToObject(report, "tunables", tunables ? tunables : "");
   cJSON_AddStringToObject(report, "device", processor().c_str());
   cJSON *results = cJSON_AddArrayToObject(report, "results");
   std::printf("%s, KVQ_TEST_SEED=%llu\n%-9s %8s  %-20s %8s %8s %7s %7s %8s %7s %9s\n", processor().c_str(),

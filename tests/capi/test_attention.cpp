@@ -251,11 +251,13 @@ TEST_CASE("four bits for one sequence of 20000 single steps: every output finite
   Random random(3);
   for (uint32_t i = 0; i < steps; ++i) {
     const uint32_t id = uint32_t(random.below(2000));
-    if (i % 1000 == 999) m.step({s}, {{id}});
+    if (i % 1000 == 999)
+      m.step({s}, {{id}});
     else if (i % 40 == 0) {
       const Seen seen = m.step({s}, {{id}}, {.check = false});
       for (float x : seen.out[0]) REQUIRE(std::isfinite(x));
-    } else m.append(s, {id});
+    } else
+      m.append(s, {id});
   }
   REQUIRE(lengths(m.cache, s).total == 32 + steps);
 }

@@ -269,7 +269,7 @@ TEST_CASE("no other widths cost less") {  // V34
     for (int budget = 4; budget <= 16; ++budget) {
       const Bytes got = pairs("blockgtq(avg=" + std::to_string(budget) + "/4,bmin=1,bmax=4)", scores).bytes;
       REQUIRE(got.size() == 4);
-      const auto cost = [&](const int (&bits)[4]) {
+      const auto cost = [&](const int(&bits)[4]) {
         double sum = 0;
         for (int i = 0; i < 4; ++i) sum += scores[size_t(i)] * std::pow(4.0, -bits[i]);
         return sum;
@@ -318,8 +318,10 @@ TEST_CASE("the pairs of a mask are channels by the rotary layout") {  // S21, S2
       const std::vector<double> errors = channel_errors(m, s, head);
       for (size_t c = 0; c < 128; ++c) {
         INFO("layout " << part.layout << " rotary " << part.rotary_first << "+" << part.rotary_dim << " channel " << c << ": " << errors[c]);
-        if (c == part.u || c == part.v) CHECK(errors[c] < 0.25);
-        else CHECK(errors[c] > 0.4);
+        if (c == part.u || c == part.v)
+          CHECK(errors[c] < 0.25);
+        else
+          CHECK(errors[c] > 0.4);
       }
     }
   }

@@ -50,17 +50,28 @@ class Life {
     const kvq_seq s = any();
     if (mirror_.total(s) > 400) return random_.below(4) ? mirror_.truncate(s, random_.below(150)) : remove();
     switch (random_.below(16)) {
-      case 0: return prompt(s);
-      case 1: return mirror_.truncate(s, mirror_.total(s) - random_.below(mirror_.total(s) + 1));
-      case 2: return mirror_.truncate(s, mirror_.total(s) - random_.below(std::min<uint64_t>(mirror_.total(s), 6) + 1));
-      case 3: return fork(s);
-      case 4: return random_.below(3) ? void() : remove();
-      case 5: return aborted(s);
-      case 6: return mirror_.shadow(s).committed ? mirror_.end_turn(s) : refused(kvq_end_turn(mirror_.cache, s), KVQ_E_STATE);
-      case 7: return batch();
-      case 8: return drafts(s);
-      case 9: return mirror_.append(s, news(70));
-      default: return mirror_.append(s, news(3));
+      case 0:
+        return prompt(s);
+      case 1:
+        return mirror_.truncate(s, mirror_.total(s) - random_.below(mirror_.total(s) + 1));
+      case 2:
+        return mirror_.truncate(s, mirror_.total(s) - random_.below(std::min<uint64_t>(mirror_.total(s), 6) + 1));
+      case 3:
+        return fork(s);
+      case 4:
+        return random_.below(3) ? void() : remove();
+      case 5:
+        return aborted(s);
+      case 6:
+        return mirror_.shadow(s).committed ? mirror_.end_turn(s) : refused(kvq_end_turn(mirror_.cache, s), KVQ_E_STATE);
+      case 7:
+        return batch();
+      case 8:
+        return drafts(s);
+      case 9:
+        return mirror_.append(s, news(70));
+      default:
+        return mirror_.append(s, news(3));
     }
   }
   void prompt(kvq_seq s) {
@@ -138,8 +149,10 @@ TEST_CASE("five turns of a prompt and single steps, for every pair of widths") {
         for (uint32_t turn = 0; turn < 5; ++turn) {
           m.commit(s, ids(500 * turn, 300));
           for (uint32_t i = 0; i < 200; ++i) {
-            if (i % 50 == 49) m.step({s}, {ids(500 * turn + 300 + i, 1)});
-            else m.append(s, ids(500 * turn + 300 + i, 1));
+            if (i % 50 == 49)
+              m.step({s}, {ids(500 * turn + 300 + i, 1)});
+            else
+              m.append(s, ids(500 * turn + 300 + i, 1));
           }
         }
         m.check(s);

@@ -299,8 +299,10 @@ TEST_CASE("where every layer has a window memory is bounded, and what a query ca
     }
     m.append(s, ids(at + 67, 3)), all.append(t, ids(at + 67, 3));
     const uint64_t used = stats(m.cache).bytes_used;
-    if (at < 1000) bytes_at_1000 = used;
-    else REQUIRE(used <= bytes_at_1000 + 32768);
+    if (at < 1000)
+      bytes_at_1000 = used;
+    else
+      REQUIRE(used <= bytes_at_1000 + 32768);
   }
   // What is gone is refused, never read as something else.
   const Seen before = m.query(s, 2, {.check = false});

@@ -139,10 +139,17 @@ TEST_CASE("counters agree with what was done") {
     if (seqs.size() < 3 || random.below(4) == 0) seqs.push_back(m.create());
     const kvq_seq s = seqs[random.below(seqs.size())];
     switch (random.below(5)) {
-      case 0: m.truncate(s, random.below(m.total(s) + 1)); break;
-      case 1: seqs.push_back(m.fork(s)); break;
-      case 2: m.commit(s, ids(0, 1 + random.below(90))); break;
-      default: m.append(s, ids(100, 1 + random.below(30)));
+      case 0:
+        m.truncate(s, random.below(m.total(s) + 1));
+        break;
+      case 1:
+        seqs.push_back(m.fork(s));
+        break;
+      case 2:
+        m.commit(s, ids(0, 1 + random.below(90)));
+        break;
+      default:
+        m.append(s, ids(100, 1 + random.below(30)));
     }
     uint64_t tokens = 0;
     for (kvq_seq q : seqs) tokens += m.total(q);

@@ -39,9 +39,14 @@ class User {
     for (size_t i = 0; i < calls && faults->count == 0; ++i) {
       const size_t which = random_.below(seqs_.size());
       switch (random_.below(10)) {
-        case 0: replace_by_fork(which, faults); break;
-        case 1: cut(seqs_[which], faults); break;
-        default: step(seqs_[which], ids(uint32_t(random_.below(90)), 1 + random_.below(5)), faults);
+        case 0:
+          replace_by_fork(which, faults);
+          break;
+        case 1:
+          cut(seqs_[which], faults);
+          break;
+        default:
+          step(seqs_[which], ids(uint32_t(random_.below(90)), 1 + random_.below(5)), faults);
       }
     }
   }
@@ -69,8 +74,10 @@ class User {
       const Floats values = out.values();
       results_.insert(results_.end(), values.begin(), values.begin() + 4);
     }
-    if (random_.below(5) == 0) faults->ok(kvq_step_abort(cache_, id));
-    else faults->ok(kvq_step_end(cache_, id, nullptr, nullptr));
+    if (random_.below(5) == 0)
+      faults->ok(kvq_step_abort(cache_, id));
+    else
+      faults->ok(kvq_step_end(cache_, id, nullptr, nullptr));
   }
   void replace_by_fork(size_t which, Faults *faults) {
     kvq_seq child = 0;
@@ -190,8 +197,10 @@ TEST_CASE("readers of one sequence in one step, and one step by many threads, en
       for (int i = 0; i < 200; ++i) {
         Tensor out(1, 4, 64, KVQ_DTYPE_F32, Lay::packed);
         const int32_t status = kvq_attend(m.cache, step, 0, q.view(), out.view(), nullptr, nullptr, nullptr);
-        if (status == KVQ_OK) ++(same_bits(out.values(), want.out[0]) ? good : wrong);
-        else if (status != KVQ_E_BUSY) ++wrong;
+        if (status == KVQ_OK)
+          ++(same_bits(out.values(), want.out[0]) ? good : wrong);
+        else if (status != KVQ_E_BUSY)
+          ++wrong;
       }
     });
   for (std::thread &thread : threads) thread.join();
@@ -274,4 +283,139 @@ TEST_CASE("two caches keep their memory and their messages apart") {  // X21
   REQUIRE(memory[1].bytes <= bytes + 16384);
   REQUIRE(messages[1] == spoken);
   idle.check(quiet), busy.check(s);
+}
+
+namespace {
+
+// A cache of two layers with a committed prompt of two sequences, and an open step with its rows appended.
+struct Ranges {
+  explicit Ranges(uint32_t n_callers, uint32_t flags = 0) {
+    layer.kv_heads = kHeads, layer.q_heads = 2 * kHeads, layer.dim_k = 64, layer.dim_v = 32;
+    auto config = sized<kvq_config>();
+    config.n_layers = 2, config.n_layer_structs = 1, config.layers = &layer, config.recipe = "tq-3;sinks=4";
+    config.n_callers = n_callers;
+    REQUIRE(kvq_create(&config, &cache) == KVQ_OK);
+    Random random(7);
+    for (kvq_seq &seq : seqs) {
+      REQUIRE(kvq_seq_create(cache, &seq) == KVQ_OK);
+      rows(300, &random, [&](const kvq_tensor &k, const kvq_tensor &v, uint32_t l) {
+        auto desc = sized<kvq_prefill>();
+        desc.layer = l, desc.flags = KVQ_PREFILL_FINAL, desc.n_tokens = 300, desc.k = &k, desc.v = &v;
+        REQUIRE(kvq_prefill_commit(cache, seq, &desc, nullptr) == KVQ_OK);
+      });
+    }
+    const uint32_t counts[2] = {1, 3};
+    REQUIRE(kvq_step_begin(cache, seqs, counts, 2, flags, &step) == KVQ_OK);
+    if (!(flags & KVQ_STEP_QUERY_ONLY))
+      rows(4, &random, [&](const kvq_tensor &k, const kvq_tensor &v, uint32_t l) {
+        REQUIRE(kvq_append(cache, step, l, &k, &v, nullptr, nullptr) == KVQ_OK);
+      });
+    query = random.normals(4 * 2 * kHeads * 64, 0.2);
+  }
+  ~Ranges() { kvq_destroy(cache); }
+
+  template <class F>
+  void rows(uint32_t tokens, Random *random, F &&f) {
+    for (uint32_t l = 0; l < 2; l++) {
+      Floats k = random->rows(tokens, kHeads, 64), v = random->rows(tokens, kHeads, 32);
+      auto keys = sized<kvq_tensor>(), values = sized<kvq_tensor>();
+      keys.data = k.data(), values.data = v.data();
+      f(keys, values, l);
+    }
+  }
+
+  struct Result {
+    Floats out = Floats(4 * 2 * kHeads * 32, -7.0f), lse = Floats(4 * 2 * kHeads, -7.0f);
+    bool operator==(const Result &) const = default;
+  };
+  int32_t attend(uint32_t l, uint32_t first, uint32_t count, Result *result) {
+    auto q = sized<kvq_tensor>(), out = sized<kvq_tensor>();
+    q.data = query.data(), out.data = result->out.data();
+    auto options = sized<kvq_attend_options>();
+    options.head_first = first, options.head_count = count;
+    return kvq_attend(cache, step, l, &q, &out, result->lse.data(), &options, nullptr);
+  }
+
+  static constexpr uint32_t kHeads = 6;
+  kvq_layer layer = sized<kvq_layer>();
+  kvq_cache *cache = nullptr;
+  kvq_seq seqs[2] = {};
+  kvq_step step = 0;
+  Floats query;
+};
+
+}  // namespace
+
+TEST_CASE("a call over a head range writes its own rows, with the bits of a call for all heads") {
+  for (const uint32_t flags : {0u, KVQ_STEP_QUERY_ONLY}) {
+    Ranges ranges(1, flags);
+    Ranges::Result whole, parts;
+    REQUIRE(ranges.attend(0, 0, 0, &whole) == KVQ_OK);
+    for (const auto &[first, count] : {std::pair(0u, 1u), {1u, 3u}, {4u, 2u}}) {
+      const Ranges::Result before = parts;
+      REQUIRE(ranges.attend(0, first, count, &parts) == KVQ_OK);
+      for (size_t row = 0; row < parts.lse.size(); row++) {
+        const uint32_t head = uint32_t(row % (2 * Ranges::kHeads)) / 2;
+        const bool mine = head >= first && head < first + count;
+        REQUIRE(parts.lse[row] == (mine ? whole : before).lse[row]);
+        for (size_t c = 0; c < 32; c++) REQUIRE(parts.out[row * 32 + c] == (mine ? whole : before).out[row * 32 + c]);
+      }
+    }
+    REQUIRE(parts == whole);
+    Ranges::Result all;
+    REQUIRE(ranges.attend(0, 0, Ranges::kHeads, &all) == KVQ_OK);
+    REQUIRE(all == whole);
+  }
+}
+
+TEST_CASE("head ranges beyond the KV heads are refused, and non-finite queries only where the range reads them") {
+  Ranges ranges(1);
+  Ranges::Result result;
+  for (const auto &[first, count] : {std::pair(0u, 7u), {6u, 1u}, {1u, 6u}, {1u, 0u}, {UINT32_MAX, 2u}, {2u, UINT32_MAX}})
+    REQUIRE(ranges.attend(0, first, count, &result) == KVQ_E_INVALID);
+  REQUIRE(result == Ranges::Result());
+  ranges.query[5 * 64 + 3] = std::numeric_limits<float>::infinity();  // query head 5: KV head 2
+  REQUIRE(ranges.attend(0, 0, 2, &result) == KVQ_OK);
+  REQUIRE(ranges.attend(0, 2, 1, &result) == KVQ_E_NONFINITE);
+  REQUIRE(detail().find("head 5") != std::string::npos);
+}
+
+TEST_CASE("threads of the caller share a step by heads, layer after layer") {
+  constexpr uint32_t kCallers = 3;
+  Ranges ranges(kCallers);
+  Ranges::Result expected[2], results[2];
+  for (uint32_t l = 0; l < 2; l++) REQUIRE(ranges.attend(l, 0, 0, &expected[l]) == KVQ_OK);
+  for (int turn = 0; turn < 50; turn++) {
+    for (uint32_t l = 0; l < 2; l++) {
+      std::atomic<int> wrong{0};
+      std::vector<std::thread> threads;
+      for (uint32_t t = 0; t < kCallers; t++)
+        threads.emplace_back([&, t] { wrong += ranges.attend(l, 2 * t, 2, &results[l]) != KVQ_OK; });
+      for (std::thread &thread : threads) thread.join();
+      REQUIRE(wrong == 0);
+      REQUIRE(results[l] == expected[l]);
+    }
+  }
+  REQUIRE(kvq_step_end(ranges.cache, ranges.step, nullptr, nullptr) == KVQ_OK);
+}
+
+TEST_CASE("calls over head ranges beside calls that want the step alone are done or BUSY, and nothing breaks") {
+  Ranges ranges(2);
+  Ranges::Result expected;
+  REQUIRE(ranges.attend(0, 0, 0, &expected) == KVQ_OK);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; t++)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; i++) {
+        Ranges::Result result;
+        const uint32_t first = t == 0 ? 0 : t, count = t == 0 ? 0 : 1;
+        const int32_t status = ranges.attend(0, first, count, &result);
+        wrong += status != KVQ_OK && status != KVQ_E_BUSY;
+        wrong += status == KVQ_OK && result.lse[2 * first] != expected.lse[2 * first];
+      }
+    });
+  for (std::thread &thread : threads) thread.join();
+  REQUIRE(wrong == 0);
+  REQUIRE(kvq_step_abort(ranges.cache, ranges.step) == KVQ_OK);
 }

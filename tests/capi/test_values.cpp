@@ -207,8 +207,10 @@ TEST_CASE("an outlier beyond fp16 saturates, is counted, and spoils only its own
     const double step = (65504 + 1) / 15.0 * 1.001;
     for (size_t c = 0; c < 128; ++c) {
       REQUIRE(std::isfinite(b[c]));
-      if (c < 64 || c >= 96) REQUIRE(a[c] == b[c]);
-      else REQUIRE(std::fabs(b[c] - std::min(outlier[128 + c], 65504.0f)) <= step / 2 + 1);
+      if (c < 64 || c >= 96)
+        REQUIRE(a[c] == b[c]);
+      else
+        REQUIRE(std::fabs(b[c] - std::min(outlier[128 + c], 65504.0f)) <= step / 2 + 1);
     }
     wild.query(random.normals(256, 0.2));
   }
