@@ -64,7 +64,7 @@ __device__ inline float load_query(const Item &item, const AttendArguments &a, u
   const uint32_t token = item.sequence->first_query + row_query(item, a, row), head = row_head(item, a, row);
   const float x = load_element(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
   if (!is_finite(x)) {
-    atomicMin(&a.findings->bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
+    atomicMin(&a.plan->findings[item.sequence->index].bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
     return 0.0f;
   }
   return hp(x);

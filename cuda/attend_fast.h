@@ -3,7 +3,6 @@
 #include <span>
 
 #include "cuda/plan.h"
-#include "cuda/step.h"
 
 namespace kvq::cuda {
 

@@ -107,14 +107,14 @@ __device__ void compute_logits(const AttendArguments &a, const Item &item, const
 }
 
 // Masks, then probabilities against the running maximum.
-__device__ void soften(const Plan &plan, const AttendArguments &a, const Item &item, const Shared &s, const PageEntry &page,
+__device__ void soften(const AttendArguments &a, const Item &item, const Shared &s, const PageEntry &page,
                        uint32_t done, uint32_t count) {
   const uint32_t row = threadIdx.x;
   if (row >= kRows) return;
   const Visible sees = visible(item, a, row);
   float *logit = s.logit + row * kTokens, top = s.ml[2 * row];
   for (uint32_t t = 0; t < count; t++) {
-    const uint32_t position = page.positions ? plan.positions[page.positions - 1 + done + t] : page.position + done + t;
+    const uint32_t position = page.positions ? item.sequence->positions[page.positions - 1 + done + t] : page.position + done + t;
     if (position < sees.begin || position >= sees.end) logit[t] = -INFINITY;
     top = fmaxf(top, logit[t]);
   }
@@ -146,14 +146,14 @@ __device__ void run_pages(const Plan &plan, const AttendArguments &a, const Item
   const uint32_t begin = uint32_t(uint64_t(sequence.pages) * item.split / sequence.splits);
   const uint32_t end = uint32_t(uint64_t(sequence.pages) * (item.split + 1) / sequence.splits);
   for (uint32_t p = begin; p < end; p++) {
-    const PageEntry page = plan.pages[sequence.page_begin + p];
+    const PageEntry page = page_of(plan.pages, sequence, p);
     for (uint32_t done = 0; done < page.count; done += kTokens) {
       const uint32_t count = min(kTokens, page.count - done);
       decode_tile(a, item, page, page.first + done, count, 0, s.tile);
       __syncthreads();
       compute_logits(a, item, s, page.kind, count);
       __syncthreads();
-      soften(plan, a, item, s, page, done, count);
+      soften(a, item, s, page, done, count);
       decode_tile(a, item, page, page.first + done, count, 1, s.tile);
       __syncthreads();
       accumulate(a, s, page.kind, count);
@@ -192,9 +192,10 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
   }
 }
 
-__global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, const Plan *plan, Findings *findings) {
+__global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, const Plan *plan) {
   const uint32_t token = blockIdx.x, head = blockIdx.y;
   const RowEntry to = plan->rows[token];
+  Findings *findings = plan->findings + to.sequence;
   uint16_t *page = static_cast<uint16_t *>(to.page);
   for (uint32_t i = threadIdx.x; i < shape.dim_k + shape.dim_v; i += blockDim.x) {
     const uint32_t tensor = i >= shape.dim_k, channel = tensor ? i - shape.dim_k : i, dim = tensor ? shape.dim_v : shape.dim_k;
@@ -207,9 +208,9 @@ __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, co
 }  // namespace
 
 cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, const Plan *plan, uint32_t tokens,
-                        Findings *findings, cudaStream_t stream) {
+                        cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  append_kernel<<<dim3(tokens, shape.kv_heads), 128, 0, stream>>>(shape, k, v, plan, findings);
+  append_kernel<<<dim3(tokens, shape.kv_heads), 128, 0, stream>>>(shape, k, v, plan);
   return cudaGetLastError();
 }
 

@@ -23,6 +23,13 @@ void must(cudaError_t error, const char *what) {
   if (error != cudaSuccess) throw DeviceFailure(what, cudaGetErrorString(error));
 }
 
+// What bad_key has put together.
+struct BadElement {
+  uint64_t token;
+  uint32_t tensor, head, channel;
+};
+BadElement bad_element(uint64_t key) { return {key >> 24, uint32_t(key >> 23 & 1), uint32_t(key >> 10 & 0x1fff), uint32_t(key & 0x3ff)}; }
+
 RawShape raw_shape(const LayerShape &shape) { return {shape.kv_heads, shape.dim_k, shape.dim_v}; }
 
 class CudaBackend final : public Backend {
@@ -69,7 +76,7 @@ class CudaBackend final : public Backend {
   Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, Workspace *workspace) override;
   Status append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) override;
   bool replays(uint32_t layer) const override { return layer < replays_.size() && replays_[layer]; }
-  Status finish_step(Workspace *workspace, uint64_t *saturated) override;
+  Status finish_step(Workspace *workspace, std::span<StepFinding> findings, uint64_t *saturated) override;
 
   void give_back(StepState *state) noexcept {
     order_.settle();
@@ -211,8 +218,9 @@ Status CudaBackend::read_findings(const Turn &turn, const Findings *device, cons
   const Findings found = *pinned_;
   *saturated += found.saturated;
   if (found.bad == kNothingBad) return KVQ_OK;
+  const BadElement bad = bad_element(found.bad);
   return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed",
-              names[found.bad >> 23 & 1], (unsigned long long)(found.bad >> 24), unsigned(found.bad >> 10 & 0x1fff), unsigned(found.bad & 0x3ff));
+              names[bad.tensor], (unsigned long long)bad.token, bad.head, bad.channel);
 }
 
 Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
@@ -422,8 +430,9 @@ Status CudaBackend::plan_step(const StepSource &source, std::span<const LayerSha
   StepState &state = state_of(workspace);
   if (turn.capturing()) return state.planned ? KVQ_OK : fail(KVQ_E_UNSUPPORTED, "a step cannot begin inside a capture");
   if (replays_.size() < shapes.size()) replays_.resize(shapes.size());
-  KVQ_TRY(cuda::plan_step(source, shapes, processors_, turn.stream(), &state));
+  KVQ_TRY(cuda::plan_step(source, shapes, processors_, arena_, turn.stream(), &state));
   state.planned = true;
+  state.saturated = 0;
   return KVQ_OK;
 }
 
@@ -438,18 +447,27 @@ Status CudaBackend::append(uint32_t layer, const LayerShape &shape, const kvq_te
   KVQ_TRY(to_device(turn, k, 0, tokens, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, &saturated));
   KVQ_TRY(to_device(turn, v, 0, tokens, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, &saturated));
   state.saturated += saturated;
-  KVQ_CUDA(append_rows(raw_shape(shape), keys, values, state.plan(layer), tokens, state.findings.as<Findings>(), turn.stream()));
+  KVQ_CUDA(append_rows(raw_shape(shape), keys, values, state.plan(layer), tokens, turn.stream()));
   if (turn.capturing()) replays_[layer] = 1;
   return KVQ_OK;
 }
 
-Status CudaBackend::finish_step(Workspace *workspace, uint64_t *saturated) {
+Status CudaBackend::finish_step(Workspace *workspace, std::span<StepFinding> findings, uint64_t *saturated) {
   StepState &state = state_of(workspace);
-  *saturated += std::exchange(state.saturated, 0);
-  if (!state.planned) return KVQ_OK;
+  *saturated += state.saturated;
+  if (!state.planned || state.sequences == 0) return KVQ_OK;
   KVQ_CUDA(order_.wait());
+  Vector<Findings> found(state.sequences, memory_);
   const Turn turn(order_);
-  return read_findings(turn, state.findings.as<Findings>(), {"k or q", "v"}, saturated);
+  KVQ_CUDA(cudaMemcpyAsync(found.data(), state.findings, found.size() * sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
+  KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
+  for (size_t s = 0; s < found.size(); s++) {
+    *saturated += found[s].saturated;
+    if (found[s].bad == kNothingBad) continue;
+    const BadElement bad = bad_element(found[s].bad);
+    findings[s] = {true, uint32_t(bad.token), bad.head, bad.channel, bad.tensor ? "v" : "k or q"};
+  }
+  return KVQ_OK;
 }
 
 // Results for host memory, from packed rows on the device.
@@ -474,7 +492,6 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
   const uint32_t tokens = state.queries;
   AttendArguments a{};
   a.plan = state.plan(call.layer);
-  a.findings = state.findings.as<Findings>();
   a.scale = call.scale, a.softcap = call.softcap, a.window = call.window;
   a.kv_heads = shape.kv_heads, a.ratio = shape.q_heads / shape.kv_heads, a.dim_k = shape.dim_k, a.dim_v = shape.dim_v;
   a.has_sinks = call.sinks != nullptr;

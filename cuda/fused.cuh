@@ -10,7 +10,6 @@
 
 #include "cuda/attend.cuh"
 #include "cuda/fragments.cuh"
-#include "cuda/step.h"
 
 namespace kvq::cuda {
 

@@ -142,13 +142,12 @@ __device__ void run_raw(const Plan &plan, const AttendArguments &a, const Item &
                         const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
   constexpr uint32_t kCount = kAtOnce<U>;
   const SequenceEntry &sequence = *item.sequence;
-  const uint32_t all = sequence.splits * warps, pages = sequence.pages, front = sequence.raw_front, packed = sequence.packed;
-  const PageEntry *list = plan.pages + sequence.page_begin;
+  const uint32_t all = sequence.splits * warps, pages = sequence.pages, front = sequence.front, packed = sequence.packed;
   uint32_t next = item.split * warps + warp;  // groups until this warp's
   for (uint32_t p = 0; p < pages; p++) {
     if (p == front) p += packed;
     if (p >= pages) break;
-    const PageEntry page = list[p];
+    const PageEntry page = page_of(plan.pages, sequence, p);
     const uint32_t groups = (page.count + kCount - 1) / kCount;
     for (; next < groups; next += all) raw_tokens<U, N>(a, item, me, page, kCount * next, sees, s, soft);
     next -= groups;
@@ -209,11 +208,12 @@ struct Walk {
   TileShape shape, other;  // of the page that is fetched from; of its class's other
   uint32_t shape_kind;
   uint32_t now, ahead;     // the page that is worked on; the one after that which is fetched from
-  uint32_t tags;           // kind + 2 * whole of the pages from `now` to `ahead`, two bits each
+  uint32_t tags;           // of the pages from `now` to `ahead`, two bits each: class, and (2) full and seen by every query, but for the window
   uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
   const uint8_t *next;     // the tile to fetch next
   uint32_t left;           // tiles of its page, with this one
   uint4 head;              // of the entry
+  uint32_t seen, flip;     // what the oldest query sees; of SequenceEntry
 
   __device__ __forceinline__ void read() {
     if (ahead < count) head = __ldg(reinterpret_cast<const uint4 *>(entry));
@@ -221,13 +221,14 @@ struct Walk {
   __device__ __forceinline__ void fetch(uint32_t lane) {
     if (left == 0) {
       if (ahead >= count) return;
-      if (kTwo && head.z != shape_kind) {
+      const uint32_t kind = kTwo ? head.z ^ flip : 0;
+      if (kTwo && kind != shape_kind) {
         const TileShape swap = shape;
-        shape = other, other = swap, shape_kind = head.z;
+        shape = other, other = swap, shape_kind = kind;
       }
       next = reinterpret_cast<const uint8_t *>(uint64_t(head.y) << 32 | head.x) + shape.offset;
       left = shape.tiles;
-      tags |= (head.z + 2 * head.w) << 2 * (ahead - now);
+      tags |= (kind + 2 * (head.w < seen)) << 2 * (ahead - now);
       ahead++, entry += step;
       read();
     }
@@ -247,11 +248,12 @@ struct Walk {
 };
 
 template <bool kTwo>
-__device__ __forceinline__ Walk<kTwo> open_walk(const Plan &plan, const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
+__device__ __forceinline__ Walk<kTwo> open_walk(const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
                                                 uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
   const uint32_t pages = share.packed;
   Walk<kTwo> walk;
-  walk.entry = plan.pages + share.first_page + warp;
+  walk.entry = share.sequence.table + share.first_page + warp;
+  walk.seen = share.sequence.length - min(share.sequence.length, share.sequence.n_queries) + 1, walk.flip = share.sequence.flip;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
   walk.used = walk.fetched = used;
@@ -339,7 +341,7 @@ struct Classes {
 };
 
 template <class First, class Second, int U, int N>
-__device__ __forceinline__ void run_packed(const Plan &plan, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
+__device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
                                            Walk<!std::is_same_v<Second, NoPages>> &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
   using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
@@ -351,9 +353,9 @@ __device__ __forceinline__ void run_packed(const Plan &plan, const AttendArgumen
     const uint32_t tag = uniform(walk.tags & 3);
     const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.current() : nullptr;
     if (!kTwo || !(tag & 1))
-      run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
+      run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
-      run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, plan.positions, a.softcap, sees, s.slot, soft);
+      run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
     walk.next_page();
   }
 }
@@ -407,7 +409,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
     prefetch_queries(item, a);
-    auto walk = open_walk<!std::is_same_v<Second, NoPages>>(plan, share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
+    auto walk = open_walk<!std::is_same_v<Second, NoPages>>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
@@ -424,7 +426,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 #pragma unroll
         for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
       uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
-      run_packed<First, Second, U, N>(plan, a, me, classes, walk, columns, packed_sees, s, soft);
+      run_packed<First, Second, U, N>(*item.sequence, a, me, classes, walk, columns, packed_sees, s, soft);
       used = walk.used;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);

@@ -5,6 +5,7 @@
 #include "backend/backend.h"
 #include "cuda/arena.h"
 #include "cuda/layout.h"
+#include "cuda/plan.h"
 
 namespace kvq::cuda {
 
@@ -16,27 +17,6 @@ class Books {
   const DeviceBook *find(uint32_t levels) const;  // nullptr: none
  private:
   Buffer buffer_;
-};
-
-// How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels,
-// keys in groups of channels with a book each.
-enum class Code : uint8_t {
-  none,
-  book2,
-  book3,
-  book4,
-  levels3,
-  levels5,
-  levels6,
-  rows5,
-  rows6,
-  planes,
-  crumbs,
-  groups
-};
-struct PagePath {
-  Code keys = Code::none, values = Code::none;
-  constexpr bool operator==(const PagePath &) const = default;
 };
 
 // Will attention on pages of these codecs be fused?  Of the policy that gives K its widths: the largest, and pairs of a unit.

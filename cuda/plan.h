@@ -20,42 +20,92 @@ constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 struct alignas(16) PageEntry {
   const void *page;
   uint32_t kind;       // class, or kRawKind
-  uint32_t whole;      // full, and every query sees all of it (but for the window)
+  uint32_t last;       // of a full packed page: its largest position; else kNotFull
   uint32_t first, count;
   uint32_t position;   // of row `first`
-  uint32_t positions;  // 1 + index in Plan::positions of that of row `first`; 0: the others follow
+  uint32_t positions;  // 1 + index in SequenceEntry::positions of that of row `first`; 0: the others follow
 };
+constexpr uint32_t kNotFull = ~0u;
 
+// A sequence in one layer: `front` raw pages, `listed` pages of its table (packed ones; raw where the recipe packs to fp16), raw pages.
 struct SequenceEntry {
   const TensorFormat *tensors[2];  // of class 0 and 1, [kv_heads][2]
-  uint32_t page_begin, pages;      // raw pages in front, packed ones, raw ones behind
-  uint32_t raw_front, packed;
+  const PageEntry *table;          // kept from step to step (table.h)
+  const uint32_t *positions;
+  uint32_t raw_begin, pages;       // raw pages in Plan::pages; number of all pages
+  uint32_t front, listed, packed;  // packed: `listed` or 0
   uint32_t length, n_queries, first_query;
   uint32_t splits, group_begin;    // groups: [row block][kv head]
+  uint32_t flip;                   // 1: classes are numbered the other way round in the table
+  uint32_t index;                  // in Plan::findings
 };
+
+// Page `p` of a sequence.
+KVQ_HD inline const PageEntry &page_of(const PageEntry *raw, const SequenceEntry &sequence, uint32_t p) {
+  if (p < sequence.front) return raw[sequence.raw_begin + p];
+  p -= sequence.front;
+  return p < sequence.listed ? sequence.table[p] : raw[sequence.raw_begin + sequence.front + p - sequence.listed];
+}
 
 // What the items of all KV heads share, with all of its sequence: one read before pages and queries are on their way.
 struct ShareEntry {
   SequenceEntry sequence;
   uint32_t block, split;
-  uint32_t first_page, packed;     // packed pages of this split
+  uint32_t first_page, packed;     // packed pages of this split, in the table
 };
 
 struct RowEntry {
   void *page;
-  uint32_t row, pad;
+  uint32_t row, sequence;  // sequence: index in Plan::findings
 };
 
 // One layer.
 struct Plan {
-  const PageEntry *pages;
-  const uint32_t *positions;
+  const PageEntry *pages;  // raw ones that are in no table
   const RowEntry *rows;  // where the step's tokens go
   const ShareEntry *shares;  // [item / kv heads]
   float *partials;       // [item][rows of an item][dim_v + 2]
   uint32_t *tickets;     // [group], 0 between launches
+  Findings *findings;    // [sequence]
   uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
+};
+
+// ---- on the host
+
+// How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels,
+// keys in groups of channels with a book each.
+enum class Code : uint8_t {
+  none,
+  book2,
+  book3,
+  book4,
+  levels3,
+  levels5,
+  levels6,
+  rows5,
+  rows6,
+  planes,
+  crumbs,
+  groups
+};
+struct PagePath {
+  Code keys = Code::none, values = Code::none;
+  constexpr bool operator==(const PagePath &) const = default;
+};
+
+struct FusedKernel;
+
+// A block of threads: its warps, its shared memory besides what is fixed, and how many run on a processor at once.
+struct BlockShape {
+  uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
+};
+
+// How a layer's attention runs in this step.
+struct LayerLaunch {
+  const FusedKernel *kernel = nullptr;  // nullptr: the general one
+  uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
+  BlockShape shape;
 };
 
 constexpr uint32_t kMaxSinks = 512;
@@ -65,7 +115,6 @@ struct AttendArguments {
   const Plan *plan;
   DeviceTensor q, out;
   float *lse;
-  Findings *findings;
   float scale, softcap;  // natural logits
   uint32_t window, kv_heads, ratio, dim_k, dim_v, has_sinks;
   float sinks[kMaxSinks];
@@ -73,7 +122,7 @@ struct AttendArguments {
 
 // Where the newest rows of a layer go.
 cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, const Plan *plan, uint32_t tokens,
-                        Findings *findings, cudaStream_t stream);
+                        cudaStream_t stream);
 
 // The kernel for any format; blocks share the plan's items, whatever their number.
 size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v);

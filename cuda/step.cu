@@ -2,67 +2,82 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory_resource>
-#include <unordered_map>
 
 #include "cuda/attend_fast.h"
 #include "cuda/check.h"
+#include "cuda/table.h"
 
 namespace kvq::cuda {
 
 StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
-    : plans(arena), tables(arena), partials(arena), tickets(arena), findings(arena), launches(memory), host(memory) {}
+    : plans(arena), tables(arena), partials(arena), tickets(arena), launches(memory), host(memory) {}
 
 namespace {
+
+constexpr size_t kBehindPlans = 65536;
 
 // Collects the tables of a step.
 class Planner {
  public:
-  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, StepState *state)
-      : source_(source), shapes_(shapes), processors_(processors), state_(*state), memory_(state->host.get_allocator().resource()),
-        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), formats_(memory_), positions_(memory_), known_(memory_) {}
+  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state)
+      : source_(source), shapes_(shapes), processors_(processors), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
+        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
+        patches_(memory_), tables_(memory_) {}
 
-  Status run(cudaStream_t stream) {
-    state_.launches.assign(shapes_.size(), LayerLaunch());
-    state_.queries = 0;
-    for (size_t s = 0; s < source_.sequences(); s++) state_.queries += source_.tokens(s);
-    for (uint32_t l = 0; l < shapes_.size(); l++) add_layer(l);
-    return upload(stream);
-  }
+  Status run(cudaStream_t stream);
 
  private:
+  struct Classes {
+    const CudaPageFormat *format[2] = {nullptr, nullptr};
+  };
+
   void add_layer(uint32_t layer);
-  void add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *plan);
-  uint32_t add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry);
-  uint32_t place_positions(const PageView &view);
+  void add_sequence(uint32_t layer, size_t s, uint32_t first_query);
+  void add_raw(uint32_t layer, const PageList &list, size_t begin, size_t end);
+  Classes add_classes(uint32_t layer, const PageList &list, SequenceEntry *entry);
   void choose_kernel(uint32_t layer, Plan *plan);
   void order_classes(const FusedKernel &kernel);
   void choose_splits(uint32_t layer, Plan *plan);
   void choose_blocks(LayerLaunch *launch, uint64_t items);
+  char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
+  Status upload_patches(cudaStream_t stream, Buffer *buffer);
 
   const StepSource &source_;
   std::span<const LayerShape> shapes_;
   const Processors processors_;
+  Arena &arena_;
   StepState &state_;
   std::pmr::memory_resource *memory_;
   Vector<Plan> plans_;
   Vector<SequenceEntry> sequences_;  // of the layer
-  Vector<PageEntry> pages_;
+  Vector<PageEntry> pages_;          // raw ones
   Vector<RowEntry> rows_;
   Vector<ShareEntry> shares_;
-  struct Classes {
-    const CudaPageFormat *format[2] = {nullptr, nullptr};
-  };
-  Vector<Classes> formats_;  // of the layer's sequences
-  Vector<uint32_t> positions_;
-  struct Known {
-    uint32_t first, count;
-  };
-  std::pmr::unordered_map<const uint32_t *, Known> known_;  // lists of positions that are in positions_; layers share them
+  Vector<Findings> findings_;
+  Vector<Classes> formats_;          // of the layer's sequences
+  Patches patches_;
+  Vector<SequenceTable *> tables_;   // by sequence; nullptr: it has no new tokens
   size_t partials_ = 0;
   uint32_t groups_ = 0;
 };
+
+Status Planner::run(cudaStream_t stream) {
+  state_.launches.assign(shapes_.size(), LayerLaunch());
+  state_.queries = 0;
+  tables_.assign(source_.sequences(), nullptr);
+  findings_.assign(source_.sequences(), Findings{kNothingBad, 0});
+  for (size_t s = 0; s < source_.sequences(); s++) {
+    state_.queries += source_.tokens(s);
+    if (source_.tokens(s) == 0) continue;
+    std::shared_ptr<PageTable> &table = source_.table(s);
+    if (!table) table = make_shared_in<SequenceTable>(memory_, memory_, arena_, shapes_.size());
+    tables_[s] = static_cast<SequenceTable *>(table.get());
+    tables_[s]->update({source_, s, shapes_}, &patches_);
+  }
+  for (uint32_t l = 0; l < shapes_.size(); l++) add_layer(l);
+  return upload(stream);
+}
 
 void Planner::add_layer(uint32_t layer) {
   const LayerShape &shape = shapes_[layer];
@@ -77,9 +92,9 @@ void Planner::add_layer(uint32_t layer) {
     if (tokens == 0) continue;
     for (uint32_t t = 0; t < tokens && source_.stores(layer); t++) {
       const PageRows row = source_.row(s, layer, t);
-      rows_.push_back({row.page, row.first, 0});
+      rows_.push_back({row.page, row.first, uint32_t(s)});
     }
-    add_sequence(layer, s, token, &plan);
+    add_sequence(layer, s, token);
     token += tokens;
   }
   plan.tokens = uint32_t(rows_.size() - first_row);
@@ -89,50 +104,48 @@ void Planner::add_layer(uint32_t layer) {
   plans_.push_back(plan);
 }
 
-void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query, Plan *) {
-  const PageList list = source_.pages(s, shapes_[layer].source);
+void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query) {
+  const uint32_t source = shapes_[layer].source;
   SequenceEntry entry{};
-  entry.page_begin = uint32_t(pages_.size());
-  entry.length = uint32_t(source_.length(s, shapes_[layer].source));
+  entry.length = uint32_t(source_.length(s, source));
+  const PageList list = source_.pages(s, source);
   entry.n_queries = source_.tokens(s);
   entry.first_query = first_query;
-  entry.pages = add_pages(layer, list, &entry);
+  entry.index = uint32_t(s);
+  entry.pages = uint32_t(list.count);
+  entry.front = uint32_t(list.front);
+  entry.listed = uint32_t(list.packed[0] + list.packed[1]);
+  entry.raw_begin = uint32_t(pages_.size());
+  entry.table = entry.listed ? tables_[s]->entries(source, list) : nullptr;
+  entry.positions = tables_[s]->positions();
+  add_raw(source, list, 0, list.front);
+  add_raw(source, list, list.front + entry.listed, list.count);
+  formats_.push_back(add_classes(layer, list, &entry));
   sequences_.push_back(entry);
 }
 
-uint32_t Planner::place_positions(const PageView &view) {
-  const Known fresh{uint32_t(positions_.size()), view.count};
-  const auto [at, is_new] = known_.try_emplace(view.positions, fresh);
-  if (is_new || at->second.count < view.count) {
-    positions_.insert(positions_.end(), view.positions, view.positions + view.count);
-    at->second = fresh;
+void Planner::add_raw(uint32_t layer, const PageList &list, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; i++) {
+    const PageView view = list.get(list.self, layer, i);
+    pages_.push_back({view.page, kRawKind, kNotFull, view.first, view.count, uint32_t(view.position), 0});
   }
-  return at->second.first + 1;
 }
 
-uint32_t Planner::add_pages(uint32_t layer, const PageList &list, SequenceEntry *entry) {
+// The formats of the packed pages: one for each class.
+Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, SequenceEntry *entry) {
   LayerLaunch &launch = state_.launches[layer];
   Classes classes;
-  const uint64_t seen = uint64_t(entry->length) - std::min(entry->length, entry->n_queries) + 1;  // by the oldest query
-  for (size_t i = 0; i < list.count; i++) {
-    const PageView view = list.get(list.self, shapes_[layer].source, i);
+  for (uint32_t c = 0; c < 2; c++) {
+    if (list.packed[c] == 0) continue;
+    const PageView view = list.get(list.self, shapes_[layer].source, list.front + (c ? list.packed[0] : 0));
     const auto *format = static_cast<const CudaPageFormat *>(view.format);
-    PageEntry page{view.page, kRawKind, 0, view.first, view.count, uint32_t(view.position), 0};
-    if (format && !format->raw) {
-      if (entry->packed++ == 0) entry->raw_front = uint32_t(i);
-      page.kind = classes.format[0] && classes.format[0] != format ? 1 : 0;
-      classes.format[page.kind] = format;
-      entry->tensors[page.kind] = format->device.tensors;
-      launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
-      if (view.positions) page.positions = place_positions(view);
-      const uint64_t last = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
-      page.whole = view.count == format->page_tokens && last < seen;
-    }
-    pages_.push_back(page);
+    if (format->raw) continue;
+    classes.format[c] = format;
+    entry->tensors[c] = format->device.tensors;
+    entry->packed += uint32_t(list.packed[c]);
+    launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
   }
-  if (entry->packed == 0) entry->raw_front = uint32_t(list.count);
-  formats_.push_back(classes);
-  return uint32_t(list.count);
+  return classes;
 }
 
 // Can one query serve both classes, and one rotation of the outputs?
@@ -152,9 +165,9 @@ void Planner::choose_kernel(uint32_t layer, Plan *plan) {
   PagePath paths[2];
   uint32_t n = 0, rows = 0;
   for (size_t s = 0; s < sequences_.size(); s++) {
-    const Classes &classes = formats_[s];
-    if (classes.format[1] && (classes.format[0]->path == classes.format[1]->path || !alike(*classes.format[0], *classes.format[1]))) return;
-    for (const CudaPageFormat *format : classes.format) {
+    const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
+    if (low && high && (low->path == high->path || !alike(*low, *high))) return;
+    for (const CudaPageFormat *format : formats_[s].format) {
       if (!format || std::find(paths, paths + n, format->path) != paths + n) continue;
       if (format->path == PagePath{} || n == 2) return;
       paths[n++] = format->path;
@@ -169,14 +182,13 @@ void Planner::choose_kernel(uint32_t layer, Plan *plan) {
   order_classes(*launch.kernel);
 }
 
-// Sequences number their classes as they meet them; the kernel has its own order.
+// Tables number classes as the engine does; the kernel has its own order.
 void Planner::order_classes(const FusedKernel &kernel) {
   for (size_t s = 0; s < sequences_.size(); s++) {
-    const CudaPageFormat *format = formats_[s].format[0];
-    SequenceEntry &entry = sequences_[s];
-    if (!format || format->path == kernel.first) continue;
-    std::swap(entry.tensors[0], entry.tensors[1]);
-    for (uint32_t p = 0; p < entry.packed; p++) pages_[entry.page_begin + entry.raw_front + p].kind ^= 1;
+    const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
+    if (low ? low->path == kernel.first : !high || high->path != kernel.first) continue;
+    std::swap(sequences_[s].tensors[0], sequences_[s].tensors[1]);
+    sequences_[s].flip = 1;
   }
 }
 
@@ -206,7 +218,7 @@ void Planner::choose_splits(uint32_t layer, Plan *plan) {
     for (uint32_t block = 0; block < blocks(entry); block++)
       for (uint32_t split = 0; split < entry.splits; split++) {
         const uint32_t begin = uint32_t(uint64_t(entry.packed) * split / entry.splits), end = uint32_t(uint64_t(entry.packed) * (split + 1) / entry.splits);
-        shares_.push_back({entry, block, split, entry.page_begin + entry.raw_front + begin, end - begin});
+        shares_.push_back({entry, block, split, begin, end - begin});
       }
     items += blocks(entry) * entry.splits * shape.kv_heads;
     groups += blocks(entry) * shape.kv_heads;
@@ -224,40 +236,63 @@ size_t append(Vector<char> *to, const Vector<T> &from) {
   return at;
 }
 
+Status Planner::upload_patches(cudaStream_t stream, Buffer *buffer) {
+  const size_t list = patches_.list.size() * sizeof(Patch);
+  buffer->reserve(list + patches_.data.size());
+  KVQ_CUDA(cudaMemcpyAsync(buffer->data(), patches_.list.data(), list, cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaMemcpyAsync(buffer->as<char>() + list, patches_.data.data(), patches_.data.size(), cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(apply_patches(buffer->data(), uint32_t(patches_.list.size()), stream));
+  return KVQ_OK;
+}
+
+// Plans lie at an address that graphs keep; what they point to lies behind them where there is room, so that one copy is enough.
+char *Planner::place_tables(size_t plans, size_t all) {
+  state_.plans.reserve(plans + kBehindPlans);
+  if (all <= state_.plans.bytes()) return state_.plans.as<char>();
+  if (all > state_.tables.bytes()) state_.tables.reserve(all * 2);
+  return state_.tables.as<char>();
+}
+
 Status Planner::upload(cudaStream_t stream) {
-  state_.host.clear();
-  const size_t pages = append(&state_.host, pages_), rows = append(&state_.host, rows_);
-  const size_t positions = append(&state_.host, positions_), shares = append(&state_.host, shares_);
-  if (state_.host.size() > state_.tables.bytes()) state_.tables.reserve(state_.host.size() * 2);
+  Vector<char> &host = state_.host;
+  host.clear();
+  const size_t plans = append(&host, plans_), pages = append(&host, pages_), rows = append(&host, rows_);
+  const size_t shares = append(&host, shares_), findings = append(&host, findings_);
+  char *base = place_tables(plans_.size() * sizeof(Plan), host.size());
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
-  state_.plans.reserve(plans_.size() * sizeof(Plan));
   if (groups_ > state_.tickets_ready) {
     state_.tickets_ready = groups_ * 2;
     state_.tickets.reserve(state_.tickets_ready * sizeof(uint32_t));
     KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets_ready * sizeof(uint32_t), stream));
   }
-  state_.findings.reserve(sizeof(Findings));
-  const Findings nothing{kNothingBad, 0};
-  char *base = state_.tables.as<char>();
-  for (Plan &plan : plans_) {
+  state_.findings = reinterpret_cast<Findings *>(base + findings);
+  state_.sequences = findings_.size();
+  for (size_t l = 0; l < plans_.size(); l++) {
+    Plan &plan = plans_[l];
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
     plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
-    plan.positions = reinterpret_cast<const uint32_t *>(base + positions);
     plan.partials = state_.partials.as<float>();
     plan.tickets = state_.tickets.as<uint32_t>();
+    plan.findings = state_.findings;
+    std::memcpy(host.data() + plans + l * sizeof(Plan), &plan, sizeof plan);
   }
-  if (!state_.host.empty()) KVQ_CUDA(cudaMemcpyAsync(base, state_.host.data(), state_.host.size(), cudaMemcpyHostToDevice, stream));
-  KVQ_CUDA(cudaMemcpyAsync(state_.plans.data(), plans_.data(), plans_.size() * sizeof(Plan), cudaMemcpyHostToDevice, stream));
-  KVQ_CUDA(cudaMemcpyAsync(state_.findings.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice, stream));
+  Buffer patches(arena_);
+  if (!patches_.list.empty()) KVQ_TRY(upload_patches(stream, &patches));
+  if (base != state_.plans.data())
+    KVQ_CUDA(cudaMemcpyAsync(state_.plans.data(), host.data(), plans_.size() * sizeof(Plan), cudaMemcpyHostToDevice, stream));
+  KVQ_CUDA(cudaMemcpyAsync(base, host.data(), host.size(), cudaMemcpyHostToDevice, stream));
   KVQ_CUDA(cudaStreamSynchronize(stream));  // a graph may be replayed on any stream
+  for (size_t s = 0; s < tables_.size() && !patches_.list.empty(); s++)
+    if (tables_[s]) tables_[s]->confirm({source_, s, shapes_});
   return KVQ_OK;
 }
 
 }  // namespace
 
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, cudaStream_t stream, StepState *state) {
-  return Planner(source, shapes, processors, state).run(stream);
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena,
+                 cudaStream_t stream, StepState *state) {
+  return Planner(source, shapes, processors, arena, state).run(stream);
 }
 
 }  // namespace kvq::cuda

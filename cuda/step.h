@@ -10,26 +10,14 @@
 
 namespace kvq::cuda {
 
-struct FusedKernel;
-
-// A block of threads: its warps, its shared memory besides what is fixed, and how many run on a processor at once.
-struct BlockShape {
-  uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
-};
-
-// How a layer's attention runs in this step.
-struct LayerLaunch {
-  const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
-  BlockShape shape;
-};
-
 // Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
 struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
-  Buffer plans, tables, partials, tickets, findings;
+  Buffer plans, tables, partials, tickets;  // tables: what has no room behind the plans
   Vector<LayerLaunch> launches;  // by layer
   Vector<char> host;             // tables before they are uploaded
+  Findings *findings = nullptr;  // on the device, by sequence
+  size_t sequences = 0;
   uint32_t tickets_ready = 0;    // tickets that have been zeroed
   uint32_t queries = 0;          // tokens of the step
   uint64_t saturated = 0;        // elements of host tensors beyond +-65504
@@ -38,6 +26,7 @@ struct StepState {
 };
 
 // Build and upload the tables of all layers.
-Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, cudaStream_t stream, StepState *state);
+Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena,
+                 cudaStream_t stream, StepState *state);
 
 }  // namespace kvq::cuda

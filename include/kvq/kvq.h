@@ -387,18 +387,24 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
  * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live
  * until it is over.
+ *
+ * Elements that are not finite.  In host memory they are refused by the call that brings them.  In device memory they enter as +0,
+ * and no call waits to find out: when the step has ended, a sequence whose kept tokens had one in K, V or Q is marked with the position
+ * of the first.  Every call on it is then refused (NONFINITE, naming the position) but kvq_seq_length, kvq_seq_remove, truncating to
+ * at most that position, which clears the mark, and forking as much.  Other sequences of the step are what they would have been.
+ *
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.
- * Statuses: INVALID (a sequence twice, or N above 2^20), STALE, STATE (a step is open on a sequence, or its prompt is partly FINAL or
- * of layers that differ in length), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM.  Since 0.1. */
+ * Statuses: INVALID (a sequence twice, or N above 2^20), NONFINITE (a sequence is marked), STALE, STATE (a step is open on a sequence,
+ * or its prompt is partly FINAL or of layers that differ in length), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM.  Since 0.1. */
 KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *new_tokens, uint32_t n_seqs, uint32_t flags,
                                kvq_step *step);
 
 /* Store K and V of the step's tokens in one layer, once per layer and step.  A layer that reads another's cache takes none.
  * In: k [N][kv_heads][dim_k] after RoPE, v [N][kv_heads][dim_v]; q [N][q_heads][dim_k] or NULL, only for the statistics of an
  * uncommitted prompt.  All enter by rule 1.4.  Stream: order of device work.
- * Statuses: INVALID, NONFINITE, STALE, STATE (twice, or QUERY_ONLY), BUSY.  Since 0.1. */
+ * Statuses: INVALID, NONFINITE (host memory, or q with statistics), STALE, STATE (twice, or QUERY_ONLY), BUSY.  Since 0.1. */
 KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *k, const kvq_tensor *v,
                            const kvq_tensor *q, void *stream);
 
@@ -415,7 +421,8 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * calls over head ranges may run at once in a step that is not QUERY_ONLY, if no two write the same heads of the same layer; each
  * runs in the thread that makes it.
  * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
- * been given back), NONFINITE, STALE, STATE (the layer's append is missing), BUSY, UNSUPPORTED (a head range on the CUDA backend).
+ * been given back), NONFINITE (q in host memory; QUERY_ONLY: a sequence is marked), STALE, STATE (the layer's append is missing), BUSY,
+ * UNSUPPORTED (a head range on the CUDA backend).
  * Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);
@@ -424,7 +431,7 @@ KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * then what became due is packed.  Every layer must have its append if any keep[i] > 0.
  * In: keep [n_seqs] or NULL (all); scores: of the kept tokens, [sum of keep], sequence by sequence (SemKV needs them once the
  * sequence is committed or its prompt is staged; others ignore them) or NULL.
- * The step is over if and only if the call succeeds.
+ * The step is over if and only if the call succeeds.  Elements that were not finite are no failure: see kvq_step_begin.
  * Statuses: INVALID (keep, scores), STALE, STATE, BUSY, NOMEM, FULL.  Since 0.1. */
 KVQ_API int32_t kvq_step_end(kvq_cache *cache, kvq_step step, const uint32_t *keep, const float *scores);
 

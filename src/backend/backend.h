@@ -3,6 +3,7 @@
 // The engine owns sequences and decides which tokens lie where; a backend owns the layout of a page and everything that touches
 // its bytes.  Memory of pages comes from allocate_page, so a backend may place it on its device.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -47,11 +48,20 @@ struct PageView {
   const uint32_t *positions = nullptr;  // or, for pages of a token class: position of row `first`, first + 1, ...; ascending
 };
 
-// The pages of one sequence in one layer, in any order; get(self, layer, i) for i < count.
+// The pages of one sequence in one layer; get(self, layer, i) for i < count: raw ones in front, packed ones by class, raw ones behind.
 struct PageList {
   const void *self;
   size_t count;
   PageView (*get)(const void *self, uint32_t layer, size_t i);
+  size_t front = 0, packed[2] = {0, 0};  // raw pages in front; packed pages of each class
+};
+
+// What a backend keeps of the packed pages of a sequence from step to step, so that a step costs what has changed since the last.
+struct PageTable {
+  virtual ~PageTable() = default;
+  // The list of a class is another from page `first` on, in some layer.
+  void changed(uint32_t cls, size_t first) noexcept { same[cls] = std::min(same[cls], first); }
+  size_t same[2] = {0, 0};  // pages that are what they were when the backend last looked
 };
 
 struct AttendSequence {
@@ -85,6 +95,14 @@ struct StepSource {
   virtual uint64_t length(size_t sequence, uint32_t layer) const = 0;  // with the new tokens
   virtual PageList pages(size_t sequence, uint32_t layer) const = 0;
   virtual PageRows row(size_t sequence, uint32_t layer, uint32_t token) const = 0;  // where a new token goes
+  virtual std::shared_ptr<PageTable> &table(size_t sequence) const = 0;  // the backend's, empty at first; it ends with the sequence
+};
+
+// The first element of K, V or Q of a sequence's new tokens that was not finite.
+struct StepFinding {
+  bool found = false;
+  uint32_t token, head, channel;  // row of the step's tensors
+  const char *tensor;
 };
 
 // Scratch of attention calls: made when a step begins, so that per-layer calls allocate nothing.
@@ -157,8 +175,8 @@ class Backend {
   virtual Status append(uint32_t, const LayerShape &, const kvq_tensor &, const kvq_tensor &, Workspace *) { return KVQ_OK; }
   // Was the append of this layer captured in a graph, so that a replay stands for the call?
   virtual bool replays(uint32_t) const { return false; }
-  // Wait for what the step's calls wrote.
-  virtual Status finish_step(Workspace *, uint64_t *) { return KVQ_OK; }
+  // Wait for what the step's calls wrote.  findings: one for each sequence of the step.  May be called again.
+  virtual Status finish_step(Workspace *, std::span<StepFinding>, uint64_t *) { return KVQ_OK; }
 };
 
 }  // namespace kvq

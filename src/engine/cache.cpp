@@ -111,6 +111,7 @@ Status Cache::fork(const Sequence &parent, uint64_t keep, uint64_t *id) {
   if (keep == UINT64_MAX) keep = length;
   if (keep > length)
     return fail(KVQ_E_INVALID, "keep=%llu is above the length, %llu", (unsigned long long)keep, (unsigned long long)length);
+  KVQ_TRY(parent.check_finite(keep));
   Pending<Sequence> made(&memory, parent, &memory, *policies);
   KVQ_TRY(check_cut(*made, keep));
   made->truncate(keep, recipe.sinks, store->raw_tokens);
@@ -133,6 +134,7 @@ Status Cache::truncate(Sequence &sequence, uint64_t length) {
   const uint64_t now = sequence.length();
   if (length > now)
     return fail(KVQ_E_INVALID, "length=%llu is above the length, %llu", (unsigned long long)length, (unsigned long long)now);
+  KVQ_TRY(sequence.check_finite(length));
   KVQ_TRY(check_cut(sequence, length));
   sequence.truncate(length, recipe.sinks, store->raw_tokens);
   recount(sequence);
@@ -159,10 +161,12 @@ void Cache::release_window(Sequence &sequence) noexcept {
   const uint64_t length = sequence.length();
   if (window_ == 0 || sequence.prompt.complete > 0 || length < window_ + kWindowSlack) return;
   const uint64_t bound = length - window_ - kWindowSlack;
-  for (Vector<PackedRef> &list : sequence.pages) {
+  for (uint32_t cls = 0; cls < 2; cls++) {
+    Vector<PackedRef> &list = sequence.pages[cls];
     size_t gone = 0;
     while (gone < list.size() && list[gone].end() <= bound) sequence.released = std::max(sequence.released, list[gone++].end());
     list.erase(list.begin(), list.begin() + ptrdiff_t(gone));
+    if (gone > 0) sequence.pages_changed(cls, 0);
   }
 }
 
@@ -179,6 +183,7 @@ Status Cache::set_policy(Sequence &sequence, const void *blob, size_t size) {
 }
 
 Status Cache::get_policy(const Sequence &sequence, Vector<uint8_t> *blob) {
+  KVQ_TRY(sequence.check_finite());
   if (!sequence.committed) return fail(KVQ_E_STATE, "seq: its policy is frozen by its first commit");
   Vector<LayerFormats> formats(&memory);
   formats.reserve(sequence.layers.size());
@@ -236,6 +241,7 @@ void Cache::recount(Sequence &sequence) noexcept {
   const uint64_t now = sequence.length();
   tokens_.fetch_add(now - sequence.counted, std::memory_order_relaxed);
   sequence.counted = now;
+  sequence.version++;
 }
 
 void Cache::stats(kvq_stats *out) const {

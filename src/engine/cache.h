@@ -135,6 +135,7 @@ class Cache {
   Cache(const Memory &counted, const CacheConfig &config);
   ~Cache();
   Status prepare(const CacheConfig &config);
+  Status plan_step(Step &step);
   Status check_cut(const Sequence &sequence, uint64_t length) const;
   Status look_up(Step &step, const AttendInput &input, uint32_t window, uint32_t caller, std::span<const AttendSequence> *out);
   Status attend_as(Step &step, const AttendInput &input, uint32_t caller);

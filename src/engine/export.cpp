@@ -107,6 +107,7 @@ Status check_choice(const Cache &cache, HeadChoice choice) {
 }  // namespace
 
 Status Cache::export_values(const Sequence &sequence, HeadChoice choice, uint64_t first, uint64_t count, float *out) {
+  KVQ_TRY(sequence.check_finite());
   KVQ_TRY(check_choice(*this, choice));
   const uint32_t layer = shapes[choice.layer].source;
   const SequenceView view(sequence, layer, *store, nullptr);
@@ -156,6 +157,7 @@ void append_flags(const Sequence &sequence, uint64_t from, uint64_t to, Vector<u
 }  // namespace
 
 Status Cache::export_wire(const Sequence &sequence, HeadChoice choice, uint64_t block, Vector<uint8_t> *wire, uint64_t *tokens) {
+  KVQ_TRY(sequence.check_finite());
   KVQ_TRY(check_choice(*this, choice));
   const uint32_t layer = shapes[choice.layer].source;
   const uint64_t packed_end = sequence.layers[layer].sinks.count + sequence.layers[layer].packed;

@@ -243,10 +243,23 @@ void PackPlan::encode(const LayerPlan &plan, const SequenceLayer &rows) {
 
 // ---- apply
 
+// The first page of a class that will not be what it was.
+size_t PackPlan::first_changed(uint32_t cls) const {
+  const Vector<PackedRef> &list = sequence_->pages[cls];
+  const Extension &extension = extension_[cls];
+  if (std::any_of(layers_.begin(), layers_.end(), [](const LayerPlan &plan) { return plan.narrows; })) return 0;
+  size_t first = list.size() - (extension.added ? 1 : 0);
+  while (!extends_ && first > 0 && list[first - 1].end() > position_) first--;
+  for (size_t i = 0; i < std::min(first, extension.copies.size()); i++)
+    if (extension.copies[i]) first = i;
+  return first;
+}
+
 void PackPlan::apply() noexcept {
   for (uint32_t c = 0; c < 2; c++) {
     Extension &extension = extension_[c];
     Vector<PackedRef> &list = sequence_->pages[c];
+    sequence_->pages_changed(c, first_changed(c));
     for (size_t i = 0; i < extension.copies.size(); i++)
       if (extension.copies[i]) list[i].page = std::move(extension.copies[i]);
     if (extension.added) list.back().count += extension.added;

@@ -66,6 +66,7 @@ class PackPlan {
   PageMemory narrowed(const PackedRef &ref, const LayerPlan &plan);
   void narrow_pages();
   void find_targets(uint32_t cls, uint64_t from);
+  size_t first_changed(uint32_t cls) const;
   void add_blocks(std::span<const Segment> segments);
   Status plan_layer(uint32_t layer);
   void allocate(LayerPlan *plan);

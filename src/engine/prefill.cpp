@@ -63,6 +63,7 @@ class PrefillCall {
 };
 
 Status PrefillCall::check() const {
+  KVQ_TRY(sequence_.check_finite());
   if (sequence_.in_step) return fail(KVQ_E_STATE, "seq: a step is open on it");
   if (chunk_.layer == KVQ_ALL_LAYERS) return KVQ_OK;
   const SequenceLayer &layer = sequence_.layers[chunk_.layer];
@@ -191,6 +192,7 @@ Status Cache::prefill(Sequence &sequence, const PromptChunk &chunk) {
 }
 
 Status Cache::end_turn(Sequence &sequence) {
+  KVQ_TRY(sequence.check_finite());
   if (sequence.in_step) return fail(KVQ_E_STATE, "seq: a step is open on it");
   if (!sequence.committed) return fail(KVQ_E_STATE, "seq: its prompt is not committed");
   if (sequence.prompt.open) return fail(KVQ_E_STATE, "seq: a later prompt has begun and is not complete");
@@ -200,6 +202,7 @@ Status Cache::end_turn(Sequence &sequence) {
   const Segment rest{tail, tail, Rounding::half_even};
   KVQ_TRY(plan.make(&sequence, std::span(&rest, 1), sequence.storing, sequence.scores));
   plan.apply();
+  recount(sequence);
   release_window(sequence);
   return KVQ_OK;
 }

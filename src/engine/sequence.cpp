@@ -41,6 +41,12 @@ bool Sequence::uniform() const {
   return std::all_of(storing.begin(), storing.end(), [&](uint32_t l) { return layers[l].length() == layers[storing[0]].length(); });
 }
 
+Status Sequence::check_finite(uint64_t end) const {
+  if (!bad || bad->position >= end) return KVQ_OK;
+  return fail(KVQ_E_NONFINITE, "%s: the token at position %llu, head %u, channel %u was NaN or infinite in device memory; truncate the sequence to %llu tokens or fewer",
+              bad->tensor, (unsigned long long)bad->position, bad->head, bad->channel, (unsigned long long)bad->position);
+}
+
 void Sequence::truncate(uint64_t length, uint64_t sink_tokens, uint32_t raw_page_tokens) noexcept {
   const uint64_t sinks = committed ? std::min(length, sink_tokens) : 0;
   uint64_t tail = 0;
@@ -55,13 +61,17 @@ void Sequence::truncate(uint64_t length, uint64_t sink_tokens, uint32_t raw_page
   if (scores.size() > tail) scores.resize(tail);
   if (committed && length <= prompt.start) prompt = Prompt();
   if (length <= sink_tokens) released = 0;
+  if (bad && bad->position >= length) bad.reset();
 }
 
 void Sequence::cut_packed(uint64_t end) noexcept {
-  for (Vector<PackedRef> &list : pages) {
+  for (uint32_t cls = 0; cls < 2; cls++) {
+    Vector<PackedRef> &list = pages[cls];
     while (!list.empty() && list.back().position >= end) list.pop_back();
+    pages_changed(cls, list.size());
     if (list.empty() || list.back().end() <= end) continue;
     PackedRef &last = list.back();
+    pages_changed(cls, list.size() - 1);
     const Vector<uint32_t> &positions = last.page->positions;
     last.count = positions.empty()
                      ? uint32_t(end - last.position)

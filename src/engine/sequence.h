@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "engine/pages.h"
 #include "engine/policies.h"
@@ -24,6 +25,13 @@ struct PackedRef {
 struct BlockRun {
   uint64_t position = 0, size = 0, tokens = 0;
   uint64_t blocks() const { return (tokens + size - 1) / size; }
+};
+
+// Device memory held an element that is not finite: the first token of the sequence whose K, V or Q had one.
+struct BadToken {
+  uint64_t position;
+  uint32_t head, channel;
+  const char *tensor;
 };
 
 struct SequenceLayer {
@@ -53,6 +61,14 @@ class Sequence {
   uint64_t packed() const;  // of them, in packed pages
   bool uniform() const;     // do all layers have the same length?
 
+  // Refuse what needs tokens before `end`, if one of them is bad.
+  Status check_finite(uint64_t end = UINT64_MAX) const;
+
+  // The list of a class's packed pages is another from page `first` on.
+  void pages_changed(uint32_t cls, size_t first) noexcept {
+    if (table) table->changed(cls, first);
+  }
+
   // Forget the tokens from `length` on, which every layer has.
   void truncate(uint64_t length, uint64_t sink_tokens, uint32_t raw_page_tokens) noexcept;
 
@@ -67,6 +83,9 @@ class Sequence {
   bool in_step = false;
   uint64_t released = 0;         // windows: packed tokens below this position are gone
   uint64_t counted = 0;          // tokens that the cache's total counts for it
+  uint64_t version = 0;          // another one after every change
+  std::optional<BadToken> bad;
+  std::shared_ptr<PageTable> table;  // the backend's; forks begin without one
 
  private:
   void cut_packed(uint64_t end) noexcept;
@@ -122,6 +141,7 @@ class SequenceView {
   SequenceView(const Sequence &sequence, uint32_t layer, const PageStore &store, const LayerGrowth *growth);
 
   size_t count() const { return sinks_.pages + packed_[0] + packed_[1] + tail_.pages; }
+  PageList list() const { return {this, count(), get, sinks_.pages, {packed_[0], packed_[1]}}; }
   uint64_t length() const { return length_; }
   PageView page(size_t i) const;
   // Of a packed page: its class, and the page itself.

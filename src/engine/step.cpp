@@ -30,8 +30,9 @@ Status take(Table<Sequence> &sequences, Step &step, size_t i) {
   if (status == KVQ_E_BUSY)
     for (size_t other = 0; other < i; other++)
       if (step.entries[other].id == entry.id) return fail(KVQ_E_INVALID, "seqs[%zu] is the same sequence as seqs[%zu]", i, other);
-  if (status == KVQ_OK) entry.sequence = &*entry.use;
-  return status;
+  if (status != KVQ_OK) return status;
+  entry.sequence = &*entry.use;
+  return entry.sequence->check_finite();
 }
 
 Status check_begin(const Cache &cache, const Sequence &sequence, size_t i, uint32_t tokens) {
@@ -76,8 +77,9 @@ class Source final : public StepSource {
   uint64_t length(size_t sequence, uint32_t layer) const override { return view(sequence, layer).length(); }
   PageList pages(size_t sequence, uint32_t layer) const override {
     const SequenceView &seen = view(sequence, layer);
-    return {&seen, seen.count(), SequenceView::get};
+    return seen.list();
   }
+  std::shared_ptr<PageTable> &table(size_t sequence) const override { return step_.entries[sequence].sequence->table; }
   PageRows row(size_t sequence, uint32_t layer, uint32_t token) const override {
     const StepEntry &entry = step_.entries[sequence];
     const SequenceLayer &rows = entry.sequence->layers[layer];
@@ -102,6 +104,12 @@ class Source final : public StepSource {
 
 }  // namespace
 
+Status Cache::plan_step(Step &step) {
+  KVQ_TRY(backend->plan_step(Source(*this, step), shapes, step.workspace.get()));
+  for (StepEntry &entry : step.entries) entry.version = entry.sequence->version;
+  return KVQ_OK;
+}
+
 Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id) {
   uint64_t total = 0;
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
@@ -122,7 +130,7 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
     reserve_rows(*this, entry);
   }
   if (!query_only) reserve_queries(*this, *step);
-  if (backend->plans_steps()) KVQ_TRY(backend->plan_step(Source(*this, *step), shapes, step->workspace.get()));
+  if (backend->plans_steps()) KVQ_TRY(plan_step(*step));
   KVQ_TRY(steps.insert(&*step, "max_sequences", id));
   for (StepEntry &entry : step->entries) {
     if (!query_only) entry.sequence->in_step = true;
@@ -187,7 +195,7 @@ Status Cache::look_up(Step &step, const AttendInput &input, uint32_t window, uin
       return fail(KVQ_E_INVALID, "seqs[%zu]: %u queries, but layer %u has %llu tokens", i, entry.tokens, input.layer,
                   (unsigned long long)length);
     KVQ_TRY(check_released(entry, length, window));
-    list[count++] = {{&views[i], views[i].count(), SequenceView::get}, length, entry.first, entry.tokens};
+    list[count++] = {views[i].list(), length, entry.first, entry.tokens};
   }
   *out = {list, count};
   return KVQ_OK;
@@ -204,8 +212,8 @@ Status Cache::attend_as(Step &step, const AttendInput &input, uint32_t caller) {
   AttendCall call{};
   KVQ_TRY(look_up(step, input, window, caller, &call.sequences));
   if (step.tokens == 0) return KVQ_OK;
-  if (backend->plans_steps() && step.query_only)  // the pages may have changed
-    KVQ_TRY(backend->plan_step(Source(*this, step), shapes, step.workspace.get()));
+  const auto is_old = [](const StepEntry &entry) { return entry.version != entry.sequence->version; };
+  if (backend->plans_steps() && step.query_only && std::any_of(step.entries.begin(), step.entries.end(), is_old)) KVQ_TRY(plan_step(step));
   call.layer = input.layer;
   call.shape = &shape;
   call.q = input.q, call.out = input.out, call.lse = input.lse;

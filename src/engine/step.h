@@ -21,6 +21,7 @@ struct StepEntry {
   Vector<LayerGrowth> growth;      // by layer; empty for QUERY_ONLY
   Table<Sequence>::Use use;        // QUERY_ONLY: during a call
   SequenceView view;               // while a step is planned
+  uint64_t version = 0;            // of the sequence when it was planned
 };
 
 inline constexpr uint32_t kMostCallers = 64;

@@ -35,7 +35,7 @@ class StepEnd {
     }
     return KVQ_OK;
   }
-  void apply() noexcept;
+  void apply(std::span<const StepFinding> findings) noexcept;
 
  private:
   Status read_keep(const uint32_t *keep);
@@ -125,11 +125,21 @@ void StepEnd::undo() noexcept {
   }
 }
 
-void StepEnd::apply() noexcept {
+// A kept token that was not finite marks its sequence, and no other.
+void mark(const Update &update, const StepFinding &finding) noexcept {
+  if (!finding.found || finding.token - update.entry.first >= update.keep) return;
+  Sequence &sequence = *update.entry.sequence;
+  const uint64_t position = sequence.length() - update.keep + finding.token - update.entry.first;
+  sequence.bad = BadToken{position, finding.head, finding.channel, finding.tensor};
+}
+
+void StepEnd::apply(std::span<const StepFinding> findings) noexcept {
   grown_ = 0;
-  for (Update &update : updates_) {
+  for (size_t i = 0; i < updates_.size(); i++) {
+    Update &update = updates_[i];
     if (update.keep == 0) continue;
     Sequence &sequence = *update.entry.sequence;
+    mark(update, findings[i]);
     if (cache_.chooses_tokens() && !update.plan.made()) sequence.scores.swap(update.scores);
     if (update.plan.made()) update.plan.apply();
     for (const uint32_t l : sequence.storing) {
@@ -175,10 +185,11 @@ Status Cache::end_step(StepUse &use, const uint32_t *keep, const float *scores) 
     StepEnd end(*this, *use);
     if (!use->query_only) {
       uint64_t saturated = 0;
-      KVQ_TRY(backend->finish_step(use->workspace.get(), &saturated));
-      count_saturated(saturated);
+      Vector<StepFinding> findings(use->entries.size(), &memory);
+      KVQ_TRY(backend->finish_step(use->workspace.get(), findings, &saturated));
       KVQ_TRY(end.prepare(keep, scores));
-      end.apply();
+      end.apply(findings);
+      count_saturated(saturated);
     }
     held.free();
   }

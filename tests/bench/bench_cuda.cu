@@ -41,7 +41,7 @@ class Subject {
   }
   Subject(const Subject &) = delete;
 
-  double commit_seconds = 0, host_attend_us = 0, host_begin_us = 0;
+  double commit_seconds = 0, host_attend_us = 0, host_begin_us = 0, host_begin_again_us = 0;
 
   // Microseconds of one layer's attention, median over replays of a graph of all layers.
   double time() {
@@ -50,6 +50,10 @@ class Subject {
     const auto begin = std::chrono::steady_clock::now();
     check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY, &step));
     host_begin_us = since(begin);
+    check(kvq_step_abort(cache_, step));
+    const auto again = std::chrono::steady_clock::now();
+    check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY, &step));
+    host_begin_again_us = since(again);
     DeviceRows q(size_t(shape_.batch) * shape_.new_tokens * shape_.q_heads * shape_.dim);
     q.fill(99, 1.0f);
     check(cudaMalloc(&out_, q.n * 4));
@@ -173,10 +177,10 @@ void measure(const std::string &recipe, const Shape &shape) {
   const double tokens = double(shape.batch) * shape.context * shape.kv_heads;
   std::printf("{\"recipe\": \"%s\", \"batch\": %u, \"context\": %u, \"q_heads\": %u, \"kv_heads\": %u, \"dim\": %u, \"new_tokens\": %u, "
               "\"microseconds\": %.2f, \"bytes_per_token_head\": %.2f, \"terabytes_per_second\": %.3f, \"error\": %.2e, "
-              "\"commit_seconds\": %.3f, \"commit_gigabytes_per_second\": %.1f, \"host_attend_us\": %.2f, \"host_begin_us\": %.1f}\n",
+              "\"commit_seconds\": %.3f, \"commit_gigabytes_per_second\": %.1f, \"host_attend_us\": %.2f, \"host_begin_us\": %.1f, \"host_begin_again_us\": %.1f}\n",
               recipe.c_str(), shape.batch, shape.context, shape.q_heads, shape.kv_heads, shape.dim, shape.new_tokens, us, page_bytes / tokens,
               page_bytes / us * 1e-6, error, subject.commit_seconds, tokens * layers * 4 * shape.dim / subject.commit_seconds * 1e-9,
-              subject.host_attend_us, subject.host_begin_us);
+              subject.host_attend_us, subject.host_begin_us, subject.host_begin_again_us);
   std::fflush(stdout);
 }
 

@@ -21,7 +21,7 @@ using kvq::PageRows;
 using kvq::Status;
 
 // Pages are arrays of numbers, one per row; packed ones remember nothing else.
-class NumberBackend final : public kvq::Backend {
+class NumberBackend : public kvq::Backend {
  public:
   explicit NumberBackend(kvq::Memory *memory) : memory_(memory) {}
   static std::shared_ptr<kvq::Backend> make(kvq::Memory *memory, uint32_t) { return kvq::make_shared_in<NumberBackend>(memory, memory); }
@@ -113,7 +113,7 @@ class NumberCache {
   static constexpr uint32_t kLayers = 2, kLayerStep = 1000000;
 
   explicit NumberCache(const std::string &recipe, uint64_t max_tokens = 0, std::vector<kvq::LayerShape> shapes = {},
-                       const kvq_allocator *allocator = nullptr)
+                       const kvq_allocator *allocator = nullptr, kvq::BackendFactory make = NumberBackend::make)
       : shapes_(std::move(shapes)) {
     kvq::CacheConfig config{};
     for (uint32_t l = uint32_t(shapes_.size()); l < kLayers; l++) shapes_.push_back({1, 1, 2, 2, KVQ_ROPE_HALF, 2, 0, 0, l});
@@ -121,7 +121,7 @@ class NumberCache {
     config.recipe = recipe.c_str();
     config.max_tokens = max_tokens;
     config.allocator = allocator;
-    config.make_backend = NumberBackend::make;
+    config.make_backend = make;
     if (kvq::Cache::create(config, &cache_) != KVQ_OK) FAIL(recipe << ": " << kvq::failure_detail());
   }
   ~NumberCache() { kvq::Cache::destroy(cache_); }
