@@ -385,13 +385,12 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * A step adds new_tokens[i] >= 0 tokens to each of n_seqs different sequences, committed or not, in all layers: per layer
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
- * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live
- * until it is over.
+ * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live until it is over.
  *
- * Elements that are not finite.  In host memory they are refused by the call that brings them.  In device memory they enter as +0,
- * and no call waits to find out: when the step has ended, a sequence whose kept tokens had one in K, V or Q is marked with the position
- * of the first.  Every call on it is then refused (NONFINITE, naming the position) but kvq_seq_length, kvq_seq_remove, truncating to
- * at most that position, which clears the mark, and forking as much.  Other sequences of the step are what they would have been.
+ * Elements that are not finite: in host memory the call that brings them refuses them.  In device memory they enter as +0 and nothing
+ * waits; when the step has ended, a sequence whose kept tokens had one in K, V or Q is marked with the position of the first.  Calls on
+ * it are then refused (NONFINITE, naming the position) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which
+ * clears the mark, and forking as much.  Other sequences of the step are what they would have been.
  *
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
@@ -413,8 +412,7 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  *   out = softmax(scale * q . K^T) . V per query head; lse = ln of the sum of exp of the scaled, capped logits, learned
  *   sinks included (section 9).  A query that sees no token gives out 0 and lse -inf (or the learned sink alone).
  * In: q [N][q_heads][dim_k] (enters by rule 1.4); options or NULL.
- * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32, in the same memory as out, or NULL.  Neither may overlap
- * an input.
+ * Out: out [N][q_heads][dim_v], F32, F16 or BF16; lse [N][q_heads] float32, in out's memory, or NULL.  Neither may overlap an input.
  * A runtime with threads of its own can share the work out by heads (options): such a call reads and writes only the rows of its heads
  * in q, out, lse and sinks, which are given whole all the same, and its results are the bits of a call for all heads.
  * Threads: layers of a step one after the other; a QUERY_ONLY step takes its sequences for the length of this call.  Up to n_callers
@@ -422,8 +420,7 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * runs in the thread that makes it.
  * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
  * been given back), NONFINITE (q in host memory; QUERY_ONLY: a sequence is marked), STALE, STATE (the layer's append is missing), BUSY,
- * UNSUPPORTED (a head range on the CUDA backend).
- * Since 0.1. */
+ * UNSUPPORTED (a head range on the CUDA backend).  Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);
 
