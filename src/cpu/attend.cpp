@@ -97,7 +97,7 @@ void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squar
 void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
   const Run &run = block.run;
   Slice &slice = run.slice;
-  float *x = slice.logit + size_t(row) * kLogitStride, most[kRows], sum[kRows], squares[kRows];
+  float *x = slice.logit + size_t(row) * kLogitStride, *most = slice.most + row, sum[kRows], squares[kRows];
   const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
   run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
   for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
@@ -116,15 +116,18 @@ void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
     slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
     if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
   }
+  if (slice.deferred) return;
   run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
   for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
 }
 
-// Logits of a tile become probabilities, 0 for tokens that a row does not see.
-void soften(const Block &block, const Tile &tile) {
+// Logits of a tile become probabilities, 0 for tokens that a row does not see.  If they may be deferred and rows see all, that is left to
+// whoever makes weights of them.
+void soften(const Block &block, const Tile &tile, bool can_defer) {
   const uint32_t rows = block.run.rows, end = round16(tile.end);
   bool all = true;
   for (uint32_t r = 0; r < rows; r++) all = all && tile.low[r] == tile.from && tile.high[r] == end;
+  block.run.slice.deferred = all && can_defer;
   if (all) return soften(block, tile, 0, rows);
   for (uint32_t r = 0; r < rows; r++) {
     float *x = block.run.slice.logit + size_t(r) * kLogitStride;
@@ -187,7 +190,7 @@ void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   tile.v = tile.k + raw_values_offset(shape);
   raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
   run.slice.has_doubt = false;
-  soften(block, tile);
+  soften(block, tile, false);
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
 
@@ -206,7 +209,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
     key_logits(run, domain, tile);
-    soften(block, tile);
+    soften(block, tile, v.family == Family::rows && !run.precise);
     add_values(run, domain, tile);
   }
 }

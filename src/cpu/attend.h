@@ -71,6 +71,8 @@ struct Slice {
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
   float largest[kRows], peak[kRows];  // of the tile: probability, d^2
+  float most[kRows];                  // the same of the logits
+  bool deferred;                      // the logits of the tile are still to become probabilities
   Doubt doubt[kRows];
   Domain domain[kDomains];
   bool has_doubt;            // in the current tile; otherwise `doubtful` is not set

@@ -12,6 +12,7 @@ namespace {
 void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   const uint32_t tokens = layout.tile_tokens;
   for (const Region &region : layout.regions) {
+    if (reads_planes(run, region)) continue;
     const uint32_t whole = region.count / 4, rest = region.count % 4;
     for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
       uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
@@ -19,6 +20,24 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
       if (rest) widen_rest(codes + size_t(whole) * tokens * 4, tokens, rest);
     }
   }
+}
+
+// The products of quads from `quad` of a region on with tokens [first, end); all of a vector's where the planes are read.
+Dot key_dot(const Run &run, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t quad, uint32_t first,
+            uint32_t end) {
+  Dot dot{};
+  if (reads_planes(run, region)) {
+    first = first / 64 * 64, end = (end + 63) / 64 * 64;
+    dot.planes = planes_of(region, tile.k, quad, first);
+  } else {
+    dot.stride = layout.tile_tokens * 4;
+    dot.x = run.slice.codes + (region.quad + quad) * dot.stride + first * 4;
+  }
+  dot.lanes = end - first;
+  dot.w_stride = run.dims.weights();
+  dot.out = run.slice.logit + first;
+  dot.out_stride = kLogitStride;
+  return dot;
 }
 
 // d^2 of one token per square of its scale, or of its group (doubt.h).
@@ -41,32 +60,42 @@ void doubt_rows(const Run &run, const RowWeights &weights, const Region &region,
 
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_keys(run, layout, tile);
-  const uint32_t stride = layout.tile_tokens * 4;
   bool add = false;
   for (uint32_t i = 0; i < layout.segments.size(); i++) {
     const Segment &segment = layout.segments[i];
     const Region &region = layout.regions[segment.region];
     const RowWeights &weights = domain.segment[i];
-    const uint32_t quad = region.quad + (segment.first - region.first) / 4;
+    const uint32_t first = (segment.first - region.first) / 4, quad = region.quad + first;
     load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
-    Dot dot{};
-    dot.x = run.slice.codes + size_t(quad) * stride + tile.from * 4;
-    dot.stride = stride;
+    Dot dot = key_dot(run, layout, region, tile, first, tile.from, tile.end);
+    const size_t from = size_t(dot.out - run.slice.logit);
     dot.depth = (segment.count + 3) / 4;
-    dot.lanes = tile.end - tile.from;
     dot.w = domain.w + weight_place(0, 0, quad);
-    dot.w_stride = run.dims.weights();
-    dot.lane_scale = run.slice.scale + tile.from;
-    if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + tile.from;
-    dot.out = run.slice.logit + tile.from;
-    dot.out_stride = kLogitStride;
+    dot.lane_scale = run.slice.scale + from;
+    if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + from;
     dot.add = add;
-    const size_t array = size_t((region.count + 3) / 4) * stride;
+    const size_t array = size_t((region.count + 3) / 4) * dot.stride;
     dot_region(run, region, weights, {}, array, &dot);
     if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, &dot);
     doubt_rows(run, weights, region, segment.count, i > 0, tile);
     add = true;
   }
+}
+
+// `count` slots from `quad` on, with a scale of their own; sums at the `ends` of regions.
+void weigh_region(const Run &run, const Domain &domain, uint32_t quad, uint32_t count, RowWeights *weights, const uint32_t *ends) {
+  Slice &slice = run.slice;
+  Quantize quantize{};
+  quantize.x = domain.lined + quad * 4;
+  quantize.x_stride = run.dims.weights();
+  quantize.s = slice.line + quad * 4;
+  quantize.n = count;
+  quantize.rows = run.rows;
+  quantize.w = slice.w + weight_place(0, 0, quad);
+  quantize.ends = ends;
+  quantize.span_stride = sizeof(RowWeights) / sizeof(int32_t);
+  if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, quad);
+  weigh(run, &quantize, weights);
 }
 
 // Scales of a group's slots go into the query once per group, zeros into one number.
@@ -80,18 +109,12 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     if (layout.boosted) line_up_upper(layout, params, query, domain.lined + size_t(r) * run.dims.weights());
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
   }
-  for (uint32_t i = 0; i < layout.regions.size(); i++) {
-    const Region &region = layout.regions[i];
-    Quantize quantize{};
-    quantize.x = domain.lined + region.quad * 4;
-    quantize.x_stride = run.dims.weights();
-    quantize.s = slice.line + region.quad * 4;
-    quantize.n = region.count;
-    quantize.rows = run.rows;
-    quantize.w = slice.w + weight_place(0, 0, region.quad);
-    if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, region.quad);
-    weigh(run, &quantize, &weights[i]);
+  if (run.precise || layout.ends.empty()) {
+    for (uint32_t i = 0; i < layout.regions.size(); i++) weigh_region(run, domain, layout.regions[i].quad, layout.regions[i].count, &weights[i], nullptr);
+    return;
   }
+  weigh_region(run, domain, 0, layout.ends.back(), weights, layout.ends.data());
+  for (uint32_t i = 1; i < layout.regions.size(); i++) std::copy_n(weights->scale, run.rows, weights[i].scale);
 }
 
 // Every group has weights of its own; the scales are in them.
@@ -118,16 +141,10 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
       const Region &region = layout.regions[i];
-      Dot dot{};
-      dot.stride = layout.tile_tokens * 4;
-      dot.x = run.slice.codes + region.quad * dot.stride + first * 4;
+      Dot dot = key_dot(run, layout, region, tile, 0, first, end);
       dot.depth = (region.count + 3) / 4;
-      dot.lanes = end - first;
       dot.w = run.slice.w + weight_place(0, 0, region.quad);
-      dot.w_stride = run.dims.weights();
       if (i == 0) dot.offset = totals;
-      dot.out = run.slice.logit + first;
-      dot.out_stride = kLogitStride;
       dot.add = i > 0;
       dot_region(run, region, run.slice.weights[i], {}, 0, &dot);
       if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + weight_place(0, 0, region.quad), 0}, 0, &dot);

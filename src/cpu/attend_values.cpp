@@ -8,14 +8,14 @@
 namespace kvq::cpu {
 namespace {
 
-const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
+float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
 // d^2 of a row's logits (doubt.h), if they have any.
 const float *doubtful(const Run &run, uint32_t row) {
   return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * kLogitStride : nullptr;
 }
 
-// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound.
+// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound (of deferred ones: of s).
 void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const float *s, const float *bound, uint32_t first, uint32_t end,
                          int16_t *fine, RowWeights *weights) {
   Quantize quantize{};
@@ -29,7 +29,16 @@ void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const floa
   quantize.fine = fine;
   quantize.bound = run.precise ? nullptr : bound;
   if (run.slice.has_doubt) quantize.doubt = doubtful(run, row) + first;
+  float sums[kRows];
+  if (run.slice.deferred) {
+    quantize.reference = run.slice.reference;
+    quantize.most = run.slice.most;
+    quantize.exponentials = sums;
+    quantize.largest = run.slice.largest;
+  }
   weigh(run, &quantize, weights);
+  for (uint32_t r = 0; run.slice.deferred && r < rows; r++) run.slice.denominator[r] += sums[r];
+  run.slice.deferred = false;
 }
 
 // How many tokens of [first, end) a row sees.
@@ -38,15 +47,21 @@ float visible(const Tile &tile, uint32_t row, uint32_t first, uint32_t end) {
   return high > low ? float(high - low) : 0.0f;
 }
 
-Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32_t first, uint32_t end) {
+// What slots [slot, slot + count) of a region collect from tokens [first, end).
+Dot value_dot(const Run &run, const Domain &domain, const Region &region, const Tile &tile, uint32_t slot, uint32_t count, uint32_t first, uint32_t end) {
   Dot dot{};
-  dot.stride = size_t(4) * region.count;
-  dot.x = run.slice.codes + region.byte + first / 4 * dot.stride;
   dot.depth = (end - first + 3) / 4;
-  dot.lanes = region.count;
+  if (reads_planes(run, region)) {
+    dot.depth += dot.depth % 2;  // weights are zeros up to a whole vector
+    dot.planes = planes_of(region, tile.v, first / 4, slot);
+  } else {
+    dot.stride = size_t(4) * region.count;
+    dot.x = run.slice.codes + region.byte + first / 4 * dot.stride + size_t(4) * slot;
+  }
+  dot.lanes = count;
   dot.w = run.slice.w;
   dot.w_stride = run.dims.weights();
-  dot.out = domain.out + region.first;
+  dot.out = domain.out + region.first + slot;
   dot.out_stride = run.dims.output();
   dot.add = true;
   return dot;
@@ -98,13 +113,12 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, con
   const float slots = float(segment.count), *scale = slice.scale + tile.from;
   load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
   float bound[kRows], most = 0;
-  for (uint32_t r = 0; r < run.rows; r++) bound[r] = slice.largest[r] * (most = largest_scale(run, tile, r, most));
+  const bool deferred = slice.deferred;
+  for (uint32_t r = 0; r < run.rows; r++) bound[r] = (most = largest_scale(run, tile, r, most)) * (deferred ? 1.0f : slice.largest[r]);
   weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
+  for (uint32_t r = 0; deferred && r < run.rows; r++) bound[r] *= slice.largest[r];
   if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
-  Dot dot = value_dot(run, domain, region, tile.from, tile.end);
-  dot.x = static_cast<const uint8_t *>(dot.x) + size_t(4) * (segment.first - region.first);
-  dot.lanes = segment.count;
-  dot.out = domain.out + segment.first;
+  Dot dot = value_dot(run, domain, region, tile, segment.first - region.first, segment.count, tile.from, tile.end);
   if (!region.table) dot.offset = weights.offset;
   dot_region(run, region, weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
@@ -189,10 +203,10 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
 }
 
 // Scales of slots multiply what a group's tokens collected.
-void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, uint32_t first, uint32_t end,
+void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile, const uint8_t *params, uint32_t first, uint32_t end,
                const Plane &plane) {
   for (const Region &region : layout.regions) {
-    Dot dot = value_dot(run, domain, region, first / 4 * 4, end);
+    Dot dot = value_dot(run, domain, region, tile, 0, region.count, first / 4 * 4, end);
     if (region.upper) {
       add_upper(run, domain, layout, region, params, plane, dot);
       continue;
@@ -213,11 +227,11 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
     weigh_tokens(run, 0, run.rows, first, end, nullptr);
     const Share share = doubt_group(run, layout, params);
     add_zeros(run, domain, layout, *slice.weights);
-    add_group(run, domain, layout, params, first, end, {});
+    add_group(run, domain, layout, tile, params, first, end, {});
     for (uint32_t r = 0; r < run.rows; r++) {
       if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
       weigh_tokens(run, r, 1, first, end, slice.fine);
-      add_group(run, domain, layout, params, first, end, {slice.fine, r});
+      add_group(run, domain, layout, tile, params, first, end, {slice.fine, r});
     }
   });
 }

@@ -23,6 +23,18 @@ void decode_region(const Run &run, const Region &region, const uint8_t *planes, 
   run.kernels.unpack(region.packing, planes + region.offset, shared, table, codes);
 }
 
+bool reads_planes(const Run &run, const Region &region) {
+  constexpr uint32_t kMostRows = 8;
+  const uint32_t entries = region.table ? region.table->levels : 0;
+  return region.across && run.kernels.dot_planes && run.rows <= kMostRows && entries <= run.kernels.mapped;
+}
+
+Planes planes_of(const Region &region, const uint8_t *codes, uint32_t quad, uint32_t lane) {
+  const Scheme &scheme = kSchemeTable[region.packing.scheme];
+  const size_t unit = size_t(quad) * region.across / scheme.fields;
+  return {codes + region.offset + unit * scheme.planes * 64, region.table ? region.table->low : nullptr, region.packing.scheme, region.across, lane / 16};
+}
+
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
   for (uint32_t t = tokens; t-- > 0;) {  // backwards: words never pass the codes that are still to be read
     uint8_t word[4] = {};
@@ -33,6 +45,7 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
 
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
   for (const Region &region : layout.regions) {
+    if (reads_planes(run, region)) continue;
     uint8_t *codes = run.slice.codes + region.byte;
     decode_region(run, region, tile.v, tile.shared, 0, codes);
     if (region.table && region.table->wide) decode_region(run, region, tile.v, tile.shared, 1, codes + region.line);
@@ -124,6 +137,8 @@ float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last) 
   return low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
 }
 
+static void dot_any(const Run &run, const Dot &dot) { dot.planes.at ? run.kernels.dot_planes(dot) : run.kernels.dot_codes(dot); }
+
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot) {
   float scale[kRows];
   for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
@@ -132,7 +147,7 @@ void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *
   dot->sum = weights.sum[0];
   dot->sum_stride = RowWeights::kSpans;
   dot->prefetch = &run.slice.prefetch;
-  run.kernels.dot_codes(*dot);
+  dot_any(run, *dot);
 }
 
 void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &all) {
@@ -145,7 +160,7 @@ void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, flo
   dot.out += plane.row * dot.out_stride;
   dot.offset = nullptr;
   dot.add = true;
-  run.kernels.dot_codes(dot);
+  dot_any(run, dot);
 }
 
 void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot *dot) {

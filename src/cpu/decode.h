@@ -10,7 +10,11 @@ namespace kvq::cpu {
 void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes);
 // The last 1 to 3 slots of keys, [token][rest], to words with zeros, in place.
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
-// The codes of the values of a tile: per region words of four tokens, [token / 4][slot].
+// Whether a dot product reads the planes of a region: not for so many rows that decoding it once costs less.
+bool reads_planes(const Run &run, const Region &region);
+// Its planes from quad `quad` of a tile's codes on, for lanes from `lane` on.
+Planes planes_of(const Region &region, const uint8_t *codes, uint32_t quad, uint32_t lane);
+// The codes of the values of a tile that are not read from their planes: per region words of four tokens, [token / 4][slot].
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile);
 // slice.values from slice.codes: keys [slot][token], values [token][slot]; polar: by channel.
 void decode_values(const Run &run, const HeadFormat &format, const TensorLayout &layout, const uint8_t *params, const Tile &tile);

@@ -53,6 +53,15 @@ struct Prefetch {
   const uint8_t *at, *end;
 };
 
+// Codes that a dot product takes from their planes: of a region without tail, `across` vectors of lanes a quad, whose fields of a unit are
+// vectors of one or two whole quads, or a unit's share of one (layout.h: is_regular).
+struct Planes {
+  const uint8_t *at;     // of the first quad
+  const uint8_t *table;  // as for unpack()
+  SchemeId scheme;
+  uint32_t across, vector;  // vectors of a quad; the one that the dot product's lanes begin with
+};
+
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
 // Null pointers stand for 1; offset null for 0.  dot_codes: w is what quantize() made (every table its own way), x holds one byte per element in words of four (i = 4 * quad + k is byte
 // {0, 2, 1, 3}[k]), minus `bias`; depth counts quads.  Keys: i is a slot and a lane a token; values: i a token, a lane a slot.
@@ -72,6 +81,7 @@ struct Dot {
   size_t out_stride;
   bool add;
   Prefetch *prefetch;      // or null
+  Planes planes;           // dot_planes, instead of x and stride: depth is even, lanes are a multiple of 64
 };
 
 // Weights of rows lie in groups of four rows, [quad][row][4], so that a step of four rows reads one place.
@@ -81,17 +91,23 @@ static inline size_t weight_place(size_t stride, uint32_t row, uint32_t quad) {
 
 // x[row][i] * s[i] as 16-bit integers times one scale a row.
 struct Quantize {
-  const float *x, *s;  // s may be null
+  float *x;
+  const float *s;           // may be null
   size_t x_stride;
   uint32_t n, row, rows;    // row: number of the first one
-  int16_t *w;               // weight_place of row 0; zeros up to a whole vector
+  int16_t *w;               // weight_place of row 0; zeros up to a whole vector.  Rows of the last group of four change, too
   size_t w_stride;
   int16_t *fine;            // null, or (one row) the same of what rounding left, in steps of scale / kFineSteps; weight_place(0, 0, quad)
   int32_t *sum, *fine_sum;  // [rows][sum_stride], of kSumSpan weights each
   size_t sum_stride;
+  const uint32_t *ends;     // null, or (n <= kSumSpan, no `fine`) where the spans of sums end, multiples of 16 but the last one: n
+  size_t span_stride;       // between sums then
   const float *bound;       // [rows] of |x * s|; null: not known
   const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
   size_t doubt_stride;
+  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s.  n is a multiple of 16, s not null.
+  const float *reference, *most;  // [rows]; the largest x
+  float *exponentials, *largest;  // [rows]: the sum of 2^(x - reference), the largest
   // Out, [rows]: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
   float *scale, *error, *power, *total;
 };
@@ -102,6 +118,9 @@ struct Kernels {
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
+  // The same from planes that are not decoded to memory first; null: not offered.  Up to `mapped` entries of a table have effect.
+  void (*dot_planes)(const Dot &dot);
+  uint32_t mapped;
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
   void (*quantize)(const Quantize &q);

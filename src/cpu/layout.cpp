@@ -78,6 +78,24 @@ Spread spread_of(const Region &region) {
   return {region.levels == 2 ? 0.25f : deviation * deviation + 1.0f / 12.0f, last * (last + 2) / 12.0f, std::max(bias * bias, (last - bias) * (last - bias))};
 }
 
+// Slots or tokens whose products are computed together: those of a group.
+uint32_t group_of(const HeadFormat &format, const Region &region) {
+  if (!is_row(format.codec.kind)) return format.codec.group;
+  return is_book(format) ? region.count : 2 * format.shape.dim / format.token_params;
+}
+
+// Whether attention may read the region's planes as they are, and then the vectors of a quad.
+uint32_t vectors_across(const HeadFormat &format, const TensorLayout &layout, const Region &region) {
+  constexpr uint32_t kLanes = 64, kDepth = 8;  // of a block of vectors, and of two quads
+  const bool rows = layout.family == Family::rows, by_lane = rows != layout.keys;
+  if (region.upper || !(rows || (layout.keys && layout.family == Family::columns))) return 0;
+  const Scheme &scheme = kSchemeTable[region.packing.scheme];
+  const uint32_t lanes = layout.keys ? layout.tile_tokens : region.count, depth = layout.keys ? region.count : layout.tile_tokens;
+  const uint32_t across = lanes / 16, group = group_of(format, region);
+  if (scheme.digits > 1 || scheme.bits > 6 || (across % scheme.fields && 2 * across != scheme.fields)) return 0;
+  return lanes % kLanes || depth % kDepth || depth > kSumSpan || group % (by_lane ? kLanes : kDepth) ? 0 : across;
+}
+
 void add_region(const Tables &tables, const HeadFormat &format, const SlotClass &cls, bool upper, TensorLayout *out) {
   if (cls.levels < 2 || cls.count == 0) return;
   Region region{};
@@ -90,6 +108,7 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   region.bias = region.table ? 128 : out->family == Family::values ? 0
                                                                    : int32_t(cls.levels / 2);
   region.spread = spread_of(region);
+  region.across = vectors_across(format, *out, region);
   region.quad = out->quads;
   region.byte = out->decoded;
   const uint32_t arrays = region.table && region.table->wide ? 2 : 1;
@@ -125,6 +144,13 @@ void add_regions(const Tables &tables, const HeadFormat &format, TensorLayout *o
   add_region(tables, format, {4, 0, out->boosted, 0}, true, out);
 }
 
+// Weights are made a vector at a time, at most kSumSpan in a sum.
+void set_ends(TensorLayout *out) {
+  const bool whole = std::all_of(out->regions.begin(), out->regions.end(), [](const Region &region) { return region.count % 16 == 0; });
+  if (!out->keys || out->family != Family::columns || out->boosted || !whole || 4 * out->quads > kSumSpan) return;
+  for (const Region &region : out->regions) out->ends.push_back(4 * region.quad + region.count);
+}
+
 void set_params(const HeadFormat &format, TensorLayout *out) {
   out->param_bytes = format.codec.params == ParamType::fp16 ? 2 : 1;
   if (out->family == Family::halves) return;
@@ -155,6 +181,7 @@ TensorLayout make_layout(std::pmr::memory_resource *memory, const Tables &tables
   layout.tile_tokens = round_up((tokens + layout.tiles - 1) / layout.tiles, 4);
   add_regions(tables, format, &layout);
   add_segments(format, &layout);
+  set_ends(&layout);
   set_params(format, &layout);
   return layout;
 }

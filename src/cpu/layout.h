@@ -24,6 +24,9 @@
 // Digits d0, d1, ... are stored as ceil(number * 2^bits / L^digits), number = (d0 * L + d1) * L + ...: multiplying by L yields them
 // one after the other.
 //
+// A region is *regular* if a quad is a whole number of vectors and these are whole fields or whole units, or a unit is two quads: attention
+// need not decode it to memory first (kernels.h: Planes).
+//
 // Raw tensors (fp16) are keys [slot][token], values [token][slot].
 // Parameters: rows [parameter][token]; columns [group of tokens]{s [slot], z [slot]}, for kitty also the boosted channels, ascending.
 // A group may be spread over tiles.
@@ -72,6 +75,7 @@ struct Region {
   Packing packing;
   size_t offset;                  // of the planes in a tile
   uint32_t line;                  // bytes of the line
+  uint32_t across;                // regular: vectors of a quad; else 0
   uint32_t quad, byte;            // place in the decoded tile: keys first quad, values first byte
   const CodeTable *table;         // nullptr: the code itself
   float scale;                    // of the book: multiplies h
@@ -86,7 +90,7 @@ struct Segment {
 };
 
 struct TensorLayout {
-  explicit TensorLayout(std::pmr::memory_resource *memory) : regions(memory), segments(memory) {}
+  explicit TensorLayout(std::pmr::memory_resource *memory) : regions(memory), segments(memory), ends(memory) {}
   Family family = Family::rows;
   bool keys = true;
   uint32_t dim = 0, page_tokens = 0, tile_tokens = 0, tiles = 0;
@@ -100,6 +104,7 @@ struct TensorLayout {
   uint32_t quads = 0, decoded = 0; // of a decoded tile: quads of slots (keys), bytes
   std::pmr::vector<Region> regions;
   std::pmr::vector<Segment> segments;
+  std::pmr::vector<uint32_t> ends;  // of regions, in slots of a decoded tile of keys, if one scale of weights may serve all (columns); else empty
 };
 
 class CpuPageFormat final : public PageFormat {
