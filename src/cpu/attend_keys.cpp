@@ -22,21 +22,18 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   }
 }
 
-// The products of quads from `quad` of a region on with tokens [first, end); all of a vector's where the planes are read.
-Dot key_dot(const Run &run, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t quad, uint32_t first,
-            uint32_t end) {
-  Dot dot{};
-  if (reads_planes(run, region)) {
+// A product with tokens [first, end); with all of a vector's where the planes are read.
+Dot place(const Product &product, const Tile &tile, uint32_t first, uint32_t end) {
+  Dot dot = product.dot;
+  if (dot.planes.across) {
     first = first / 64 * 64, end = (end + 63) / 64 * 64;
-    dot.planes = planes_of(region, tile.k, quad, first);
+    dot.planes.at = tile.k + product.offset;
+    dot.planes.vector = first / 16;
   } else {
-    dot.stride = layout.tile_tokens * 4;
-    dot.x = run.slice.codes + (region.quad + quad) * dot.stride + first * 4;
+    dot.x = static_cast<const uint8_t *>(dot.x) + first * 4;
   }
   dot.lanes = end - first;
-  dot.w_stride = run.dims.weights();
-  dot.out = run.slice.logit + first;
-  dot.out_stride = kLogitStride;
+  dot.out += first;
   return dot;
 }
 
@@ -46,43 +43,47 @@ float doubt_of(const Run &run, const RowWeights &weights, uint32_t row, const Re
   return step * step * region.spread.even * float(count) / 12.0f;
 }
 
-void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, bool add, const Tile &tile) {
+// `most`: the largest scale, if all rows see all tokens.
+void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, uint32_t segment, uint32_t segments,
+                float most, const Tile &tile) {
   Slice &slice = run.slice;
-  float factor[kRows], most = 0;
-  slice.has_doubt = true;
+  float factor[kRows];
   for (uint32_t r = 0; r < run.rows; r++) {
     factor[r] = doubt_of(run, weights, r, region, count);
-    most = largest_scale(run, tile, r, most);
-    slice.peak[r] = (add ? slice.peak[r] : 0.0f) + factor[r] * most * most;
+    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
+    slice.peak[r] = (segment ? slice.peak[r] : 0.0f) + factor[r] * most * most;
+    slice.doubt_factor[r] = segments > 1 ? 1.0f : factor[r];
   }
-  run.kernels.add_squares(slice.scale + tile.from, tile.end - tile.from, factor, run.rows, add, slice.doubtful + tile.from, kLogitStride);
+  slice.has_doubt = true;
+  slice.doubt_stride = segments > 1 ? kLogitStride : 0;
+  const float one = 1.0f;
+  const uint32_t tokens = tile.end - tile.from;
+  float *squares = slice.doubtful + tile.from;
+  if (segments == 1) return run.kernels.add_squares(slice.scale + tile.from, tokens, &one, 1, false, squares, 0);
+  run.kernels.add_squares(slice.scale + tile.from, tokens, factor, run.rows, segment > 0, squares, kLogitStride);
 }
 
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_keys(run, layout, tile);
-  bool add = false;
-  for (uint32_t i = 0; i < layout.segments.size(); i++) {
+  const uint32_t segments = uint32_t(layout.segments.size());
+  for (uint32_t i = 0; i < segments; i++) {
     const Segment &segment = layout.segments[i];
     const Region &region = layout.regions[segment.region];
     const RowWeights &weights = domain.segment[i];
-    const uint32_t first = (segment.first - region.first) / 4, quad = region.quad + first;
-    load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
-    Dot dot = key_dot(run, layout, region, tile, first, tile.from, tile.end);
+    const float most = load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
+    Dot dot = place(domain.keys[i], tile, tile.from, tile.end);
     const size_t from = size_t(dot.out - run.slice.logit);
-    dot.depth = (segment.count + 3) / 4;
-    dot.w = domain.w + weight_place(0, 0, quad);
     dot.lane_scale = run.slice.scale + from;
     if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + from;
-    dot.add = add;
+    dot.add = i > 0;
     const size_t array = size_t((region.count + 3) / 4) * dot.stride;
     dot_region(run, region, weights, {}, array, &dot);
-    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, &dot);
-    doubt_rows(run, weights, region, segment.count, i > 0, tile);
-    add = true;
+    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, region.quad + (segment.first - region.first) / 4), 0}, array, &dot);
+    doubt_rows(run, weights, region, segment.count, i, segments, most, tile);
   }
 }
 
-// `count` slots from `quad` on, with a scale of their own; sums at the `ends` of regions.
+// `count` slots from `quad` on: a region, or all of them up to their `ends`.
 void weigh_region(const Run &run, const Domain &domain, uint32_t quad, uint32_t count, RowWeights *weights, const uint32_t *ends) {
   Slice &slice = run.slice;
   Quantize quantize{};
@@ -114,20 +115,22 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     return;
   }
   weigh_region(run, domain, 0, layout.ends.back(), weights, layout.ends.data());
-  for (uint32_t i = 1; i < layout.regions.size(); i++) std::copy_n(weights->scale, run.rows, weights[i].scale);
 }
 
 // Every group has weights of its own; the scales are in them.
 void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end, const Tile &tile) {
   Slice &slice = run.slice;
+  const bool only = first == tile.first && end == tile.end;
   for (uint32_t r = 0; r < run.rows; r++) {
     float sum = 0;
     for (uint32_t i = 0; i < layout.regions.size(); i++)
       sum += doubt_of(run, slice.weights[i], r, layout.regions[i], layout.regions[i].count);
-    std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, sum);
+    slice.doubt_factor[r] = only ? sum : 1.0f;
+    if (!only || r == 0) std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, only ? 1.0f : sum);
     if (!slice.has_doubt) slice.peak[r] = 0;
-    if (std::max(tile.low[r], first) < std::min(tile.high[r], end)) slice.peak[r] = std::max(slice.peak[r], sum);
+    if (std::max(tile.low(r), first) < std::min(tile.high(r), end)) slice.peak[r] = std::max(slice.peak[r], sum);
   }
+  slice.doubt_stride = only ? 0 : kLogitStride;
   slice.has_doubt = true;
 }
 
@@ -141,9 +144,7 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
       const Region &region = layout.regions[i];
-      Dot dot = key_dot(run, layout, region, tile, 0, first, end);
-      dot.depth = (region.count + 3) / 4;
-      dot.w = run.slice.w + weight_place(0, 0, region.quad);
+      Dot dot = place(domain.keys[i], tile, first, end);
       if (i == 0) dot.offset = totals;
       dot.add = i > 0;
       dot_region(run, region, run.slice.weights[i], {}, 0, &dot);

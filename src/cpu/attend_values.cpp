@@ -10,9 +10,9 @@ namespace {
 
 float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
-// d^2 of a row's logits (doubt.h), if they have any.
+// d^2 of a row's logits (doubt.h) less its factor, if they have any.
 const float *doubtful(const Run &run, uint32_t row) {
-  return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * kLogitStride : nullptr;
+  return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * run.slice.doubt_stride : nullptr;
 }
 
 // The probabilities of tokens [first, end) of rows as weights, none of which is above its bound (of deferred ones: of s).
@@ -20,7 +20,8 @@ void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const floa
                          int16_t *fine, RowWeights *weights) {
   Quantize quantize{};
   quantize.x = probabilities(run, row) + first;
-  quantize.x_stride = quantize.doubt_stride = kLogitStride;
+  quantize.x_stride = kLogitStride;
+  quantize.doubt_stride = run.slice.doubt_stride;
   quantize.s = s;
   quantize.n = end - first;
   quantize.row = row;
@@ -37,33 +38,27 @@ void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const floa
     quantize.largest = run.slice.largest;
   }
   weigh(run, &quantize, weights);
+  for (uint32_t r = row; run.slice.has_doubt && r < row + rows; r++) weights->power[r] *= run.slice.doubt_factor[r];
   for (uint32_t r = 0; run.slice.deferred && r < rows; r++) run.slice.denominator[r] += sums[r];
   run.slice.deferred = false;
 }
 
 // How many tokens of [first, end) a row sees.
 float visible(const Tile &tile, uint32_t row, uint32_t first, uint32_t end) {
-  const uint32_t low = std::max(tile.low[row], first), high = std::min(tile.high[row], end);
+  const uint32_t low = std::max(tile.low(row), first), high = std::min(tile.high(row), end);
   return high > low ? float(high - low) : 0.0f;
 }
 
-// What slots [slot, slot + count) of a region collect from tokens [first, end).
-Dot value_dot(const Run &run, const Domain &domain, const Region &region, const Tile &tile, uint32_t slot, uint32_t count, uint32_t first, uint32_t end) {
-  Dot dot{};
+// A product with tokens [first, end).
+Dot place(const Product &product, const Region &region, const Tile &tile, uint32_t first, uint32_t end) {
+  Dot dot = product.dot;
   dot.depth = (end - first + 3) / 4;
-  if (reads_planes(run, region)) {
+  if (dot.planes.across) {
     dot.depth += dot.depth % 2;  // weights are zeros up to a whole vector
-    dot.planes = planes_of(region, tile.v, first / 4, slot);
+    dot.planes.at = tile.v + product.offset + planes_before(region, first / 4);
   } else {
-    dot.stride = size_t(4) * region.count;
-    dot.x = run.slice.codes + region.byte + first / 4 * dot.stride + size_t(4) * slot;
+    dot.x = static_cast<const uint8_t *>(dot.x) + first / 4 * dot.stride;
   }
-  dot.lanes = count;
-  dot.w = run.slice.w;
-  dot.w_stride = run.dims.weights();
-  dot.out = domain.out + region.first + slot;
-  dot.out_stride = run.dims.output();
-  dot.add = true;
   return dot;
 }
 
@@ -102,23 +97,27 @@ void weigh_zeros(const Run &run, const Region &region, float slots, const Tile &
     const float total = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
     weights->offset[r] = total;
     slice.doubt[r].sum += kZeroShare * total * total * slots;
-    if (slice.has_doubt) slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots;
+    if (slice.has_doubt)
+      slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots * slice.doubt_factor[r];
   }
 }
 
-void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, const Segment &segment, const Tile &tile) {
+void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, uint32_t number, const Tile &tile) {
   Slice &slice = run.slice;
   RowWeights &weights = *slice.weights;
+  const Segment &segment = layout.segments[number];
   const Region &region = layout.regions[segment.region];
   const float slots = float(segment.count), *scale = slice.scale + tile.from;
-  load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
-  float bound[kRows], most = 0;
+  float bound[kRows], most = load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
   const bool deferred = slice.deferred;
-  for (uint32_t r = 0; r < run.rows; r++) bound[r] = (most = largest_scale(run, tile, r, most)) * (deferred ? 1.0f : slice.largest[r]);
+  for (uint32_t r = 0; r < run.rows; r++) {
+    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
+    bound[r] = deferred ? most : most * slice.largest[r];
+  }
   weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
   for (uint32_t r = 0; deferred && r < run.rows; r++) bound[r] *= slice.largest[r];
   if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
-  Dot dot = value_dot(run, domain, region, tile, segment.first - region.first, segment.count, tile.from, tile.end);
+  Dot dot = place(domain.values[number], region, tile, tile.from, tile.end);
   if (!region.table) dot.offset = weights.offset;
   dot_region(run, region, weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
@@ -132,7 +131,7 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, con
 
 void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_value_codes(run, layout, tile);
-  for (const Segment &segment : layout.segments) add_segment(run, domain, layout, segment, tile);
+  for (uint32_t i = 0; i < layout.segments.size(); i++) add_segment(run, domain, layout, i, tile);
 }
 
 // Slots without codes (width 0) are their zeros.
@@ -206,7 +205,9 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
 void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile, const uint8_t *params, uint32_t first, uint32_t end,
                const Plane &plane) {
   for (const Region &region : layout.regions) {
-    Dot dot = value_dot(run, domain, region, tile, 0, region.count, first / 4 * 4, end);
+    Product product = make_product(run, domain, layout, region, 0, region.count);
+    product.dot.w = run.slice.w;
+    Dot dot = place(product, region, tile, first / 4 * 4, end);
     if (region.upper) {
       add_upper(run, domain, layout, region, params, plane, dot);
       continue;
@@ -240,7 +241,7 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
 void doubt_values(const Run &run, uint32_t token, float power) {
   for (uint32_t r = 0; r < run.rows; r++) {
     const float p = probabilities(run, r)[token];
-    run.slice.doubt[r].sum += p * p * power * run.slice.doubtful[size_t(r) * kLogitStride + token];
+    run.slice.doubt[r].sum += p * p * power * doubtful(run, r)[token] * run.slice.doubt_factor[r];
   }
 }
 

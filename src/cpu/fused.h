@@ -15,7 +15,7 @@ struct BlockOf {
   static constexpr uint32_t kSteps = 64 / KVQ_VECTOR_BYTES / kParts;  // to do all of a vector
 };
 
-// Bits of a field of a unit, with garbage above them.
+// Bits of a field of a unit, with garbage above those of a direct one.
 template <class S, uint32_t FIELD>
 KVQ_INLINE VByte field_of(const uint8_t *planes) {
   constexpr uint32_t kDirect = S::kPlanes * S::kDirect;
@@ -68,7 +68,8 @@ KVQ_INLINE Table field_table(const uint8_t *table) {
 }
 template <class S, uint32_t FIELD>
 KVQ_INLINE VByte code_of(const uint8_t *planes, const Table &table) {
-  const VByte code = mask_low(field_of<S, FIELD>(planes), S::kBits);
+  VByte code = field_of<S, FIELD>(planes);
+  if constexpr (FIELD < S::kPlanes * S::kDirect) code = mask_low(code, S::kBits);
   if constexpr (S::kBits <= 4) return look_up(table, code);
   return code;
 }
@@ -125,7 +126,7 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
 #pragma GCC unroll 1
   for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
-    fetch<2>(&lines);
+    fetch<KVQ_VECTOR_BYTES / 32>(&lines);
     Words words[kWords];
     load_codes<S, FIELD, Block::kParts>(words, x, tables[0]);
     add_words<ROWS, kWords>(sums, words, w);

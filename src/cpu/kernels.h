@@ -100,15 +100,17 @@ struct Quantize {
   int16_t *fine;            // null, or (one row) the same of what rounding left, in steps of scale / kFineSteps; weight_place(0, 0, quad)
   int32_t *sum, *fine_sum;  // [rows][sum_stride], of kSumSpan weights each
   size_t sum_stride;
-  const uint32_t *ends;     // null, or (n <= kSumSpan, no `fine`) where the spans of sums end, multiples of 16 but the last one: n
-  size_t span_stride;       // between sums then
+  // Null, or (n <= kSumSpan, no `fine`, no bound) where spans with a scale of their own end, multiples of 16.  All that is said of a span
+  // lies span_stride elements (of four bytes) behind what is said of the one before.
+  const uint32_t *ends;
+  size_t span_stride;
   const float *bound;       // [rows] of |x * s|; null: not known
   const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
   size_t doubt_stride;
-  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s.  n is a multiple of 16, s not null.
+  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s; `total` is not set.  n is a multiple of 16, s not null.
   const float *reference, *most;  // [rows]; the largest x
-  float *exponentials, *largest;  // [rows]: the sum of 2^(x - reference), the largest
-  // Out, [rows]: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
+  float *exponentials, *largest;  // [rows], the first up to the next multiple of four: the sum of 2^(x - reference), the largest
+  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
   float *scale, *error, *power, *total;
 };
 
@@ -125,9 +127,10 @@ struct Kernels {
   void (*dot_floats)(const Dot &dot);
   void (*quantize)(const Quantize &q);
   // n is rounded up to a multiple of 16 in all of these.
-  void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
+  // The largest one is returned.
+  float (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
-  // Of n floats of every row: maximum, sum, sum of squares.
+  // Of n floats of every row: maximum, sum, sum of squares, [rows] up to the next multiple of four.
   void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
   float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null

@@ -58,6 +58,7 @@ KVQ_INLINE void add_words(Sums (&sums)[ROWS][VECTORS], const Words (&words)[VECT
     const VInt first_pair = all_pairs(w + r * 4), second_pair = all_pairs(w + r * 4 + 2);
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
+    keep_order(sums[r]);
   }
 }
 template <uint32_t ROWS, uint32_t VECTORS>
@@ -259,8 +260,14 @@ void hadamard(float *x, uint32_t n, float scale) {
       }
 }
 
-void halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
-  for (uint32_t i = 0; i < n; i += kLanes) store(out + i, load_halves(x + i) * scale);
+float halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
+  VFloat most = load_halves(x) * scale;
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = load_halves(x + i) * scale;
+    store(out + i, v);
+    most = greater(most, v);
+  }
+  return max_lanes(most);
 }
 
 float maximum(const float *x, uint32_t n) {
@@ -270,17 +277,20 @@ float maximum(const float *x, uint32_t n) {
 }
 
 void survey(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares) {
-  for (uint32_t r = 0; r < rows; r++, x += stride) {
-    VFloat first = {}, second = {}, top = load<VFloat>(x);
-    for (uint32_t i = 0; i < n; i += kLanes) {
-      const VFloat v = load<VFloat>(x + i);
-      first += v;
-      second += v * v;
-      top = greater(top, v);
+  for (uint32_t row = 0; row < rows; row += 4) {
+    VFloat first[4] = {}, second[4] = {}, top[4] = {};
+    for (uint32_t r = 0; r < 4 && row + r < rows; r++, x += stride) {
+      top[r] = load<VFloat>(x);
+      for (uint32_t i = 0; i < n; i += kLanes) {
+        const VFloat v = load<VFloat>(x + i);
+        first[r] += v;
+        second[r] += v * v;
+        top[r] = greater(top[r], v);
+      }
     }
-    most[r] = max_lanes(top);
-    sum[r] = sum_lanes(first);
-    squares[r] = sum_lanes(second);
+    store_four(most + row, max_four(top));
+    store_four(sum + row, sum_four(first));
+    store_four(squares + row, sum_four(second));
   }
 }
 

@@ -104,7 +104,7 @@ struct TensorLayout {
   uint32_t quads = 0, decoded = 0; // of a decoded tile: quads of slots (keys), bytes
   std::pmr::vector<Region> regions;
   std::pmr::vector<Segment> segments;
-  std::pmr::vector<uint32_t> ends;  // of regions, in slots of a decoded tile of keys, if one scale of weights may serve all (columns); else empty
+  std::pmr::vector<uint32_t> ends;  // of regions, in slots of a decoded tile of keys, if one call can weigh them all (columns); else empty
 };
 
 class CpuPageFormat final : public PageFormat {

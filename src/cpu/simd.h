@@ -64,6 +64,40 @@ KVQ_INLINE auto sum_lanes(V v) {
   v += (V)swap_lanes<1>((VFloat)v);
   return v[0];
 }
+// Lanes 0 to 3: the results of four vectors, other lanes the same again.
+template <class F>
+KVQ_INLINE VFloat reduce_four(const VFloat (&x)[4], F &&f) {
+#if KVQ_VECTOR_BYTES == 64
+  const auto fold = [&](__m512 a, __m512 b) { return (__m512)f((VFloat)_mm512_unpacklo_ps(a, b), (VFloat)_mm512_unpackhi_ps(a, b)); };
+  const __m512d first = (__m512d)fold((__m512)x[0], (__m512)x[1]), second = (__m512d)fold((__m512)x[2], (__m512)x[3]);
+  VFloat v = f((VFloat)_mm512_unpacklo_pd(first, second), (VFloat)_mm512_unpackhi_pd(first, second));
+  v = f(v, swap_lanes<8>(v));
+  return f(v, swap_lanes<4>(v));
+#elif KVQ_VECTOR_BYTES == 32
+  const auto fold = [&](__m256 a, __m256 b) { return (__m256)f((VFloat)_mm256_unpacklo_ps(a, b), (VFloat)_mm256_unpackhi_ps(a, b)); };
+  const __m256d first = (__m256d)fold((__m256)x[0], (__m256)x[1]), second = (__m256d)fold((__m256)x[2], (__m256)x[3]);
+  const VFloat v = f((VFloat)_mm256_unpacklo_pd(first, second), (VFloat)_mm256_unpackhi_pd(first, second));
+  return f(v, swap_lanes<4>(v));
+#else
+  VFloat column[4];
+  for (uint32_t i = 0; i < 4; i++)
+    for (uint32_t r = 0; r < 4; r++) column[i][r] = x[r][i];
+  return f(f(column[0], column[1]), f(column[2], column[3]));
+#endif
+}
+KVQ_INLINE VFloat sum_four(const VFloat (&x)[4]) {
+  return reduce_four(x, [](VFloat a, VFloat b) __attribute__((always_inline)) { return a + b; });
+}
+KVQ_INLINE VFloat sum_four(const VInt (&x)[4]) {
+  const VFloat bits[4] = {(VFloat)x[0], (VFloat)x[1], (VFloat)x[2], (VFloat)x[3]};
+  return reduce_four(bits, [](VFloat a, VFloat b) __attribute__((always_inline)) { return (VFloat)((VInt)a + (VInt)b); });
+}
+KVQ_INLINE VFloat max_four(const VFloat (&x)[4]) {
+  return reduce_four(x, [](VFloat a, VFloat b) __attribute__((always_inline)) { return greater(a, b); });
+}
+// Lanes 0 to 3.
+KVQ_INLINE void store_four(void *p, VFloat v) { __builtin_memcpy(p, &v, 16); }
+
 KVQ_INLINE float max_lanes(VFloat v) {
   if constexpr (kLanes > 8) v = greater(v, swap_lanes<8>(v));
   if constexpr (kLanes > 4) v = greater(v, swap_lanes<4>(v));
@@ -163,6 +197,18 @@ KVQ_INLINE VInt16 split_weights(VInt x) { return __builtin_convertvector(x, VInt
 KVQ_INLINE __m256i pack_weights(VInt a, VInt b) { return _mm256_packs_epi32((__m256i)a, (__m256i)b); }
 #endif
 #endif
+
+// With 16 registers GCC must neither load weights of later rows nor leave additions for later: both take registers from sums.
+template <uint32_t N>
+KVQ_INLINE void keep_order(Sums (&sums)[N]) {
+#if KVQ_VECTOR_BYTES == 32 && !defined(__AVXVNNI__)
+  for (uint32_t i = 0; i < N; i++) __asm__ volatile("" : "+x"(sums[i].all) : : "memory");
+#elif KVQ_VECTOR_BYTES == 32
+  for (uint32_t i = 0; i < N; i++) __asm__ volatile("" : "+x"(sums[i].high), "+x"(sums[i].low) : : "memory");
+#else
+  (void)sums;
+#endif
+}
 
 // Fours of weights, spaced by 16 elements (kernels.h).
 KVQ_INLINE void store_weights(int16_t *w, VInt x) {

@@ -64,51 +64,87 @@ KVQ_INLINE VFloat next_product(const Quantize &q, float *x, uint32_t i, float re
   return p * load<VFloat>(q.s + i);
 }
 
-KVQ_INLINE float largest_product(const Quantize &q, const float *x) {
+KVQ_INLINE VFloat largest_product(const Quantize &q, uint32_t r, uint32_t first, uint32_t end) {
   VFloat most = {};
-  for (uint32_t i = 0; i < q.n; i += kLanes) most = greater(most, magnitude(load_product(q, x, i)));
-  return max_lanes(most);
+  for (uint32_t i = first; i < end; i += kLanes) most = greater(most, magnitude(load_product(q, q.x + r * q.x_stride, i)));
+  return most;
 }
 
+// What becomes of a row, by lane.
+struct RowSums {
+  VFloat left, power, products, exponentials;
+  VInt total;
+};
+
 template <bool EXP>
-KVQ_INLINE void round_row(const Quantize &q, uint32_t r, int32_t *rounded) {
+KVQ_INLINE RowSums round_row(const Quantize &q, uint32_t r, uint32_t first, uint32_t end, float inverse, int32_t *rounded) {
   float *x = q.x + r * q.x_stride;
   const float *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr, reference = EXP ? q.reference[r] : 0.0f;
-  if (EXP) q.largest[r] = exp2_lanes(all(q.most[r] - reference))[0];
-  const float bound = EXP ? q.bound[r] * q.largest[r] : q.bound ? q.bound[r] : largest_product(q, x);
-  const float inverse = bound > 1e-30f ? kMostWeight / bound : 0.0f;
-  VFloat left = {}, power = {}, floats = {}, sum = {};
-  for (uint32_t span = 0, i = 0; i < q.n; span++) {
-    VInt total = {};
-    for (const uint32_t end = q.ends ? q.ends[span] : q.n; i < end; i += kLanes) {
-      const VFloat v = next_product<EXP>(q, x, i, reference, &sum), wanted = v * inverse, shifted = wanted + kRound;
-      const VInt whole = (VInt)shifted - kRoundBits;
-      store(rounded + i, whole);
-      total += whole;
-      floats += v;
-      left += wanted - (shifted - kRound);
-      if (doubt) power += v * v * load_some(doubt + i, q.n - i);
-    }
-    q.sum[r * q.sum_stride + span * q.span_stride] = sum_lanes(total);
+  RowSums sums{};
+  for (uint32_t i = first; i < end; i += kLanes) {
+    const VFloat v = next_product<EXP>(q, x, i, reference, &sums.exponentials), wanted = v * inverse, shifted = wanted + kRound;
+    const VInt whole = (VInt)shifted - kRoundBits;
+    store(rounded + i, whole);
+    sums.total += whole;
+    if (!EXP) sums.products += v;
+    sums.left += wanted - (shifted - kRound);
+    if (doubt) sums.power += v * v * load_some(doubt + i, q.n - i);
   }
-  q.scale[r] = bound / kMostWeight;
-  q.error[r] = sum_lanes(left) * q.scale[r];
-  q.power[r] = doubt ? sum_lanes(power) : 0.0f;
-  q.total[r] = sum_lanes(floats);
-  if (EXP) q.exponentials[r] = sum_lanes(sum);
+  return sums;
+}
+
+// The largest |x * s| of rows [row, row + rows) of a span.
+template <bool EXP>
+KVQ_INLINE void find_bounds(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, float *bound) {
+  if (!q.bound) {
+    VFloat most[4] = {};
+    for (uint32_t r = 0; r < rows; r++) most[r] = largest_product(q, row + r, first, end);
+    return store_four(bound, max_four(most));
+  }
+  for (uint32_t r = 0; r < rows; r++) {
+    if (EXP) q.largest[row + r] = exp2_lanes(all(q.most[row + r] - q.reference[row + r]))[0];
+    bound[r] = EXP ? q.bound[row + r] * q.largest[row + r] : q.bound[row + r];
+  }
+}
+
+// Weights [first, end) of rows [row, row + rows), at most four.
+template <bool EXP>
+KVQ_INLINE void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, uint32_t span, FourRows *rounded) {
+  float bound[4] = {};
+  find_bounds<EXP>(q, row, rows, first, end, bound);
+  VFloat left[4] = {}, power[4] = {}, products[4] = {}, exponentials[4] = {};
+  VInt total[4] = {};
+  for (uint32_t r = 0; r < rows; r++) {
+    const RowSums sums = round_row<EXP>(q, row + r, first, end, bound[r] > 1e-30f ? kMostWeight / bound[r] : 0.0f, rounded->of[r]);
+    left[r] = sums.left, power[r] = sums.power, products[r] = sums.products, exponentials[r] = sums.exponentials, total[r] = sums.total;
+  }
+  const size_t at = row + span * q.span_stride;
+  int32_t sum[4];
+  store_four(sum, sum_four(total));
+  store_four(q.error + at, sum_four(left));
+  store_four(q.power + at, sum_four(power));
+  if (EXP)
+    store_four(q.exponentials + row, sum_four(exponentials));
+  else
+    store_four(q.total + at, sum_four(products));
+  for (uint32_t r = 0; r < 4; r++) {
+    q.sum[(row + r) * q.sum_stride + span * q.span_stride] = sum[r];
+    q.scale[at + r] = bound[r] / kMostWeight;
+    q.error[at + r] *= q.scale[at + r];
+  }
 }
 
 void round_rows(const Quantize &q) {
   FourRows rounded;
-  for (uint32_t first = 0; first < q.rows; first += 4) {
-    const uint32_t rows = q.rows - first < 4 ? q.rows - first : 4;
-    for (uint32_t r = 0; r < rows; r++) {
-      if (q.reference)
-        round_row<true>(q, first + r, rounded.of[r]);
-      else
-        round_row<false>(q, first + r, rounded.of[r]);
+  for (uint32_t row = 0; row < q.rows; row += 4) {
+    const uint32_t rows = q.rows - row < 4 ? q.rows - row : 4;
+    if (q.reference) round_span<true>(q, row, rows, 0, q.n, 0, &rounded);
+    for (uint32_t at = 0, span = 0; !q.reference && at < q.n; span++) {
+      const uint32_t end = q.ends ? q.ends[span] : q.n;
+      round_span<false>(q, row, rows, at, end, span, &rounded);
+      at = end;
     }
-    int16_t *w = q.w + weight_place(q.w_stride, first, 0);
+    int16_t *w = q.w + weight_place(q.w_stride, row, 0);
     for (uint32_t i = 0; i < q.n; i += kLanes) {
       VInt x[4];
       for (uint32_t r = 0; r < 4; r++) x[r] = load<VInt>(rounded.of[r < rows ? r : 0] + i);
@@ -120,7 +156,7 @@ void round_rows(const Quantize &q) {
 // ---- one row, which may have many weights, and what rounding leaves of them
 
 // w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector.  What remains of x * inverse takes its place.
-KVQ_INLINE float round_span(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
+KVQ_INLINE float round_rest(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
   VFloat remains = {};
   for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
     const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
@@ -153,10 +189,10 @@ void quantize_row(const Quantize &q, uint32_t r) {
   const float largest = q.bound && q.bound[r] > 1e-30f ? q.bound[r] : max_lanes(most);
   const float inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
   q.scale[r] = largest / kMostWeight;
-  q.error[r] = round_span(x, q.n, inverse, q.w + weight_place(q.w_stride, q.row + r, 0), q.sum + r * q.sum_stride) * q.scale[r];
+  q.error[r] = round_rest(x, q.n, inverse, q.w + weight_place(q.w_stride, q.row + r, 0), q.sum + r * q.sum_stride) * q.scale[r];
   q.power[r] = doubt ? sum_lanes(power) : 0.0f;
   q.total[r] = sum_lanes(floats);
-  if (q.fine) round_span(x, q.n, kFineSteps, q.fine, q.fine_sum);
+  if (q.fine) round_rest(x, q.n, kFineSteps, q.fine, q.fine_sum);
 }
 
 void quantize(const Quantize &q) {
