@@ -118,11 +118,12 @@ bool available(uint32_t backend) {
   return info.available;
 }
 
-// Of a page, section 5; a raw page of 64 tokens may be mostly empty at either end of the sequence.
+// Of a page, section 5; a raw page of 64 tokens may be mostly empty at either end of the sequence.  Less than predicted are Kitty's
+// positions, which a page holds in fewer bits than the wire.
 bool within(const Subject &subject, const Measured &m) {
   const double predicted = double(subject.account.wire_bytes + subject.account.tail_bytes), raw_page = 64.0 * kHeads * kDim * 4;
   const double most = subject.preset.starts_with("blockgtq") ? 1.12 : 1.06;
-  return double(m.pages) >= predicted && double(m.pages) <= predicted * most + 2 * raw_page;
+  return double(m.pages) >= 0.98 * predicted && double(m.pages) <= predicted * most + 2 * raw_page;
 }
 
 }  // namespace
@@ -135,9 +136,9 @@ int main() try {
     if (available(backend)) backends.push_back(backend);
   bool good = true;
   std::printf("| preset | bits per element | predicted |");
-  for (uint32_t backend : backends) std::printf(" %s | over |", backend == KVQ_BACKEND_CPU ? "CPU" : "CUDA");
+  for (uint32_t backend : backends) std::printf(" %s pages | over | tables |", backend == KVQ_BACKEND_CPU ? "CPU" : "CUDA");
   std::printf(" of FP16 |\n|---|---|---|");
-  for (size_t i = 0; i < backends.size(); i++) std::printf("---|---|");
+  for (size_t i = 0; i < backends.size(); i++) std::printf("---|---|---|");
   std::printf("---|\n");
   for (uint32_t i = 0; const char *name = kvq_recipe_preset(i); i++) {
     Subject subject(name);
@@ -148,7 +149,7 @@ int main() try {
     std::printf("| `%s` | %.3f | %.2f |", name, 8 * double(predicted) / (each * 2 * kDim), predicted / each);
     for (const Measured &m : results) {
       good &= within(subject, m);
-      std::printf(" %.2f | %.1f %%%s |", double(m.pages) / each, 100 * (double(m.pages) / predicted - 1), within(subject, m) ? "" : " (too much)");
+      std::printf(" %.2f | %.1f %%%s | %.3f |", double(m.pages) / each, 100 * (double(m.pages) / predicted - 1), within(subject, m) ? "" : " (wrong)", double(m.rest) / each);
     }
     std::printf(" %.1f %% |\n", 100 * predicted / (each * 4 * kDim));
   }
