@@ -88,9 +88,9 @@ KVQ_HD double row_cosine_distance(const L &lanes, const A &a, const A &b, uint32
   const double norm_a = row_norm(lanes, a, dim), norm_b = row_norm(lanes, b, dim);
   if (norm_a == 0 || norm_b == 0) return 0;
   return lanes.sum(dim, [&](uint32_t i) {
-           const double d = double(a(i)) / norm_a - double(b(i)) / norm_b;
-           return d * d;
-         }) / 2;
+    const double d = double(a(i)) / norm_a - double(b(i)) / norm_b;
+    return d * d;
+  }) / 2;
 }
 
 // -ln softmax(logits)[target] without cancellation: the likeliest token by log1p, the others as a sum of two terms >= 0.

@@ -33,7 +33,13 @@ CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
 
 def struct(name, fields):
     """A struct of kvq.h; fields: "type name" in the order of the header, as far as this program needs them."""
-    types = {"u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "i64": ctypes.c_int64, "ptr": ctypes.c_void_p, "text": ctypes.c_char_p}
+    types = {
+        "u32": ctypes.c_uint32,
+        "u64": ctypes.c_uint64,
+        "i64": ctypes.c_int64,
+        "ptr": ctypes.c_void_p,
+        "text": ctypes.c_char_p,
+    }
     members = [(field.split()[1], types[field.split()[0]]) for field in ["u32 struct_size", *fields]]
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
@@ -57,9 +63,7 @@ def sized(kind, **fields):
 
 def tensor(x):
     """x [tokens, heads, channels] on the device."""
-    return sized(
-        Tensor, dtype=F16, memory=DEVICE, data=x.data_ptr(), token_stride=x.stride(0), head_stride=x.stride(1)
-    )
+    return sized(Tensor, dtype=F16, memory=DEVICE, data=x.data_ptr(), token_stride=x.stride(0), head_stride=x.stride(1))
 
 
 class Library:
@@ -298,12 +302,17 @@ def main():
         "command": " ".join(sys.argv),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": os.environ.get("KVQ_REVISION", ""),
-        "device": subprocess.run(["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip(),
+        "device": subprocess.run(
+            ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True
+        ).stdout.strip(),
         "model": f"{LAYERS} layers, {Q_HEADS}/{KV_HEADS} heads of {DIM}, hidden {HIDDEN}, feed-forward {FEED_FORWARD}, FP16, random",
         "weight_bytes": weights.bytes(),
         "results": [],
     }
-    rows = {"fp16 cudnn": lambda *shape: Plain(SDPBackend.CUDNN_ATTENTION, *shape), "fp16 flash": lambda *shape: Plain(SDPBackend.FLASH_ATTENTION, *shape)}
+    rows = {
+        "fp16 cudnn": lambda *shape: Plain(SDPBackend.CUDNN_ATTENTION, *shape),
+        "fp16 flash": lambda *shape: Plain(SDPBackend.FLASH_ATTENTION, *shape),
+    }
     for recipe in options.recipes.split(","):
         rows[recipe] = lambda *shape, recipe=recipe: Quantized(library, recipe, *shape)
     start = time.perf_counter()
@@ -313,7 +322,10 @@ def main():
                 break
             row = {"batch": batch, "context": context, "cache": name, **measure(weights, make, batch, context, options.steps)}
             report["results"].append(row)
-            print(" ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()), flush=True)
+            print(
+                " ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()),
+                flush=True,
+            )
             if options.json:
                 with open(options.json, "w") as file:
                     json.dump(report, file, indent=1)

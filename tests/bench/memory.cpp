@@ -22,7 +22,8 @@ struct Subject {
   explicit Subject(const char *name) : preset(name) {
     layer.kv_heads = layer.q_heads = kHeads, layer.dim_k = kDim;
     if (preset == "chanmix") {  // of 8 heads none has 4 bits throughout: a quarter of the channels 3 bits, as many 1, the rest 2
-      for (uint32_t i = 0; i < kHeads * kDim; i++) bits.push_back(uint8_t(i % 4 == 0 ? 3 : i % 4 == 1 ? 1 : 2));
+      for (uint32_t i = 0; i < kHeads * kDim; i++) bits.push_back(uint8_t(i % 4 == 0 ? 3 : i % 4 == 1 ? 1
+                                                                                                      : 2));
       data.bits = bits.data(), data.n_bits = bits.size();
     }
     if (preset == "pmkvq") {  // room for 4 bits
