@@ -73,7 +73,7 @@ struct Data {
     }
     q.resize(o.chunk * o.q_heads * o.dim);
     for (size_t i = 0; i < q.size(); i++) q[i] = k[i % k.size()];
-    check(kvq_scores_random(kvq_test::seed(), 0, o.tokens, scores.data()));
+    check(kvq_scores_random(kvq_test::seed(), 0, o.tokens, KVQ_MEMORY_HOST, scores.data(), nullptr));
   }
 };
 
