@@ -24,12 +24,16 @@ def time_against_context(axes, results, baselines):
     lines = {"cuDNN FP16": [row for row in baselines if row["what"] == "cudnn"], **lines}
     for i, (name, rows) in enumerate(lines.items()):
         style = (
-            {"color": BASELINE, "linestyle": "--", "marker": "s"} if i == 0 else {"color": plt.get_cmap("tab20")(i % 20), "marker": "o"}
+            {"color": BASELINE, "linestyle": "--", "marker": "s"}
+            if i == 0
+            else {"color": plt.get_cmap("tab20")(i % 20), "marker": "o"}
         )
         points = sorted((row["context"], row["microseconds"]) for row in rows if row["batch"] == 1)
         axes.plot(*zip(*points), label=name, ms=4, lw=1.2, **style)
     ticks = sorted({row["context"] for row in results if row["batch"] == 1})
-    axes.set(xscale="log", yscale="log", title="one sequence", xlabel="tokens in the cache", ylabel="microseconds of a decode step")
+    axes.set(
+        xscale="log", yscale="log", title="one sequence", xlabel="tokens in the cache", ylabel="microseconds of a decode step"
+    )
     axes.set_xticks(ticks, [f"{t // 1024}K" for t in ticks])
     axes.set_yticks(micro := [10, 20, 50, 100, 200], map(str, micro))
     axes.minorticks_off()
@@ -42,7 +46,9 @@ def ratio_against_limit(axes, results):
     rows = [row for row in results if (row["batch"], row["context"]) == (batch, context)]
     rows.sort(key=lambda row: row["times_fp16"])
     names = [row["recipe"] for row in rows]
-    axes.barh(names, [fp16_bytes(row) / row["bytes_per_token_head"] for row in rows], color=LIMIT, label="limit: the ratio of the bytes")
+    axes.barh(
+        names, [fp16_bytes(row) / row["bytes_per_token_head"] for row in rows], color=LIMIT, label="limit: the ratio of the bytes"
+    )
     bars = axes.barh(names, [row["times_fp16"] for row in rows], height=0.5, color=OURS, label="measured")
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
     axes.axvline(1, color=BASELINE, lw=1, ls="--")
