@@ -110,13 +110,15 @@ Status Cache::plan_step(Step &step) {
   return KVQ_OK;
 }
 
-Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id) {
+Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, uint32_t flags, uint64_t *id) {
+  const bool query_only = flags & KVQ_STEP_QUERY_ONLY;
   uint64_t total = 0;
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
   if (total > kMaxStepTokens)
     return fail(KVQ_E_INVALID, "new_tokens: %llu in all, above %llu", (unsigned long long)total, (unsigned long long)kMaxStepTokens);
   Pending<Step> step(&memory, &memory, shapes.size(), *workspaces, callers_, ids.size());
   step->query_only = query_only;
+  step->device_scores = flags & KVQ_STEP_DEVICE_SCORES;
   step->entries.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); i++) {
     StepEntry &entry = step->entries.emplace_back(&memory);
