@@ -62,7 +62,7 @@ void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &
 }
 
 float load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
-                       float factor, float *out) {
+                        float factor, float *out) {
   const size_t first = size_t(param) * layout.page_tokens + tile.start + tile.from;
   const float most = load_params(run, layout, params + first * layout.param_bytes, tile.end - tile.from, factor, out + tile.from);
   for (uint32_t t = tile.end; t % 16; t++) out[t] = 0.0f;
@@ -70,7 +70,7 @@ float load_token_params(const Run &run, const TensorLayout &layout, const uint8_
 }
 
 float load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
-                        const Tile &tile) {
+                         const Tile &tile) {
   float *scale = run.slice.scale, *zero = run.slice.zero;
   const float most = load_token_params(run, layout, params, param, tile, region.scale, scale);
   if (region.table) return most;

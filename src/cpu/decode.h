@@ -30,11 +30,11 @@ void decode_values(const Run &run, const HeadFormat &format, const TensorLayout 
 
 // Parameter `param` of tokens [tile.from, round16(tile.end)), times `factor`; 0 from tile.end on.
 float load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
-                       float factor, float *out);
+                        float factor, float *out);
 // Scale and zero of tokens to slice.scale and slice.zero (books: no zero), the region's bias added to the zeros.  The largest scale, if
 // all rows see all tokens of their vectors.
 float load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
-                        const Tile &tile);
+                         const Tile &tile);
 // Scales and zeros of a group of a column format, to slice.scale and slice.zero by slot, biases added to the zeros.
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params);
 // The boosted channels of a group (kitty).
