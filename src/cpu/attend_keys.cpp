@@ -12,7 +12,7 @@ namespace {
 void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   const uint32_t tokens = layout.tile_tokens;
   for (const Region &region : layout.regions) {
-    if (reads_planes(run, region)) continue;
+    if (reads_planes(run, region, layout, tile)) continue;
     const uint32_t whole = region.count / 4, rest = region.count % 4;
     for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
       uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
@@ -23,11 +23,13 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
 }
 
 // A product with tokens [first, end); with all of a vector's where the planes are read.
-Dot place(const Product &product, const Tile &tile, uint32_t first, uint32_t end) {
+Dot place(const Run &run, const Product &product, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t first,
+          uint32_t end) {
   Dot dot = product.dot;
-  if (dot.planes.across) {
+  if (reads_planes(run, region, layout, tile)) {
     first = first / 64 * 64, end = (end + 63) / 64 * 64;
     dot.planes.at = tile.k + product.offset;
+    dot.planes.shared = tile.shared;
     dot.planes.vector = first / 16;
   } else {
     dot.x = static_cast<const uint8_t *>(dot.x) + first * 4;
@@ -71,7 +73,7 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     const Region &region = layout.regions[segment.region];
     const RowWeights &weights = domain.segment[i];
     const float most = load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
-    Dot dot = place(domain.keys[i], tile, tile.from, tile.end);
+    Dot dot = place(run, domain.keys[i], layout, region, tile, tile.from, tile.end);
     const size_t from = size_t(dot.out - run.slice.logit);
     dot.lane_scale = run.slice.scale + from;
     if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + from;
@@ -144,7 +146,7 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
       const Region &region = layout.regions[i];
-      Dot dot = place(domain.keys[i], tile, first, end);
+      Dot dot = place(run, domain.keys[i], layout, region, tile, first, end);
       if (i == 0) dot.offset = totals;
       dot.add = i > 0;
       dot_region(run, region, run.slice.weights[i], {}, 0, &dot);

@@ -50,12 +50,14 @@ float visible(const Tile &tile, uint32_t row, uint32_t first, uint32_t end) {
 }
 
 // A product with tokens [first, end).
-Dot place(const Product &product, const Region &region, const Tile &tile, uint32_t first, uint32_t end) {
+Dot place(const Run &run, const Product &product, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t first,
+          uint32_t end) {
   Dot dot = product.dot;
   dot.depth = (end - first + 3) / 4;
-  if (dot.planes.across) {
+  if (reads_planes(run, region, layout, tile)) {
     dot.depth += dot.depth % 2;  // weights are zeros up to a whole vector
     dot.planes.at = tile.v + product.offset + planes_before(region, first / 4);
+    dot.planes.shared = tile.shared;
   } else {
     dot.x = static_cast<const uint8_t *>(dot.x) + first / 4 * dot.stride;
   }
@@ -117,7 +119,7 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, uin
   weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
   for (uint32_t r = 0; deferred && r < run.rows; r++) bound[r] *= slice.largest[r];
   if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
-  Dot dot = place(domain.values[number], region, tile, tile.from, tile.end);
+  Dot dot = place(run, domain.values[number], layout, region, tile, tile.from, tile.end);
   if (!region.table) dot.offset = weights.offset;
   dot_region(run, region, weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
@@ -207,7 +209,7 @@ void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const
   for (const Region &region : layout.regions) {
     Product product = make_product(run, domain, layout, region, 0, region.count);
     product.dot.w = run.slice.w;
-    Dot dot = place(product, region, tile, first / 4 * 4, end);
+    Dot dot = place(run, product, layout, region, tile, first / 4 * 4, end);
     if (region.upper) {
       add_upper(run, domain, layout, region, params, plane, dot);
       continue;

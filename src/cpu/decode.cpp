@@ -33,13 +33,10 @@ Product make_product(const Run &run, const Domain &domain, const TensorLayout &l
   dot.out = layout.keys ? run.slice.logit : domain.out + region.first + slot;
   dot.out_stride = layout.keys ? kLogitStride : run.dims.output();
   dot.add = !layout.keys;
-  if (reads_planes(run, region)) {
-    product.offset = region.offset + (layout.keys ? planes_before(region, slot / 4) : 0);
-    dot.planes = {nullptr, region.table ? region.table->low : nullptr, region.packing.scheme, region.across, layout.keys ? 0 : slot / 16};
-  } else {
-    dot.stride = size_t(4) * (layout.keys ? layout.tile_tokens : region.count);
-    dot.x = run.slice.codes + (layout.keys ? (region.quad + slot / 4) * dot.stride : region.byte + size_t(4) * slot);
-  }
+  product.offset = region.offset + (layout.keys ? planes_before(region, slot / 4) : 0);
+  dot.planes = {nullptr, nullptr, region.table ? region.table->low : nullptr, &region.packing, region.across, layout.keys ? 0 : slot / 16};
+  dot.stride = size_t(4) * (layout.keys ? layout.tile_tokens : region.count);
+  dot.x = run.slice.codes + (layout.keys ? (region.quad + slot / 4) * dot.stride : region.byte + size_t(4) * slot);
   (layout.keys ? dot.depth : dot.lanes) = layout.keys ? (slots + 3) / 4 : slots;
   return product;
 }
@@ -54,7 +51,7 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
 
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
   for (const Region &region : layout.regions) {
-    if (reads_planes(run, region)) continue;
+    if (reads_planes(run, region, layout, tile)) continue;
     uint8_t *codes = run.slice.codes + region.byte;
     decode_region(run, region, tile.v, tile.shared, 0, codes);
     if (region.table && region.table->wide) decode_region(run, region, tile.v, tile.shared, 1, codes + region.line);

@@ -10,11 +10,15 @@ namespace kvq::cpu {
 void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes);
 // The last 1 to 3 slots of keys, [token][rest], to words with zeros, in place.
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
-// Whether a dot product reads the planes of a region: not for so many rows that decoding it once costs less.
-inline bool reads_planes(const Run &run, const Region &region) {
+// Whether dot products read the planes of a region: not for so many rows that decoding it once costs less, and not from the middle of the
+// fields that values of several tokens share.
+inline bool reads_planes(const Run &run, const Region &region, const TensorLayout &layout, const Tile &tile) {
   constexpr uint32_t kMostRows = 8;
-  const uint32_t entries = region.table ? region.table->levels : 0;
-  return region.across && run.kernels.dot_planes && run.rows <= kMostRows && entries <= run.kernels.mapped;
+  if (!region.across || !run.kernels.dot_planes || run.rows > kMostRows) return false;
+  if (region.table && region.table->levels > run.kernels.mapped) return false;
+  const uint32_t digits = kSchemeTable[region.packing.scheme].digits;
+  if (digits > run.kernels.digits) return false;
+  return digits == 1 || layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens);
 }
 // Bytes of its planes before quad `quad`.
 inline size_t planes_before(const Region &region, uint32_t quad) {

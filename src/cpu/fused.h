@@ -123,7 +123,7 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   load_tables<S, kSecond, kN>(tables[1], planes.table);
   Sums sums[ROWS][kWords];
   start_block<ROWS, kWords>(sums, dot, row, 0);
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
     fetch<KVQ_VECTOR_BYTES / 32>(&lines);
@@ -140,11 +140,136 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   for (uint32_t r = 0; r < ROWS; r++) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
 }
 
+// ---- fields of several digits, which are neighbouring quads: with 16 registers it is faster to decode them to memory once
+#if KVQ_VECTOR_BYTES == 64
+
+// What is left of fields as fractions, even and odd bytes apart.
+struct Fractions {
+  VShort even, odd;
+};
+KVQ_INLINE Fractions to_fractions(VByte field, uint32_t bits) {
+  const VShort fraction = (VShort)field << int(8 - bits);
+  return {fraction & (uint16_t)0xff, fraction >> 8};
+}
+template <class S>
+KVQ_INLINE VByte next_digit(Fractions *left) {
+  const VShort even = left->even * (uint16_t)S::kBase, odd = left->odd * (uint16_t)S::kBase;
+  *left = {even & (uint16_t)0xff, odd & (uint16_t)0xff};
+  return (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
+}
+
+// Fields of a block, a digit at a time.
+template <class S, uint32_t N>
+struct DigitSource {
+  Fractions left[N];
+  Table table;
+  KVQ_INLINE_MEMBER void start(uint32_t i, VByte field) { left[i] = to_fractions(S::kBits < 8 ? mask_low(field, S::kBits) : field, S::kBits); }
+  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t) { return look_up(table, next_digit<S>(&left[i])); }
+  KVQ_INLINE_MEMBER void load(const uint8_t *map) { table = field_table<SchemeOf<kBits4>, 0>(map); }
+};
+#ifdef KVQ_DIGIT_TABLES
+template <uint32_t N>
+struct DigitSource<SchemeOf<kBase5>, N> {
+  VByte field[N];
+  Digits digits[3];
+  KVQ_INLINE_MEMBER void start(uint32_t i, VByte x) { field[i] = x; }
+  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t digit) { return look_up(digits[digit], field[i]); }
+  KVQ_INLINE_MEMBER void load(const uint8_t *map) {
+    for (uint32_t d = 0; d < 3; d++) digits[d] = map ? load_digits(d, load_table(map)) : load_digits(d);
+  }
+};
+#endif
+
+template <class S, uint32_t FIRST, uint32_t PARTS, uint32_t N, uint32_t I = 0>
+KVQ_INLINE void load_fields(DigitSource<S, N> *source, const uint8_t *unit) {
+  if constexpr (I < N) {
+    constexpr uint32_t kAt = FIRST + I / PARTS;
+    source->start(I, field_of<S, kAt % S::kFields>(unit + kAt / S::kFields * S::kPlanes * 64 + I % PARTS * KVQ_VECTOR_BYTES));
+    load_fields<S, FIRST, PARTS, N, I + 1>(source, unit);
+  }
+}
+
+template <class S, uint32_t FIRST, uint32_t PARTS, uint32_t ROWS, uint32_t N>
+KVQ_INLINE void add_digits(Sums (&sums)[ROWS][N], DigitSource<S, N> *source, const uint8_t *unit, const int16_t *w) {
+  load_fields<S, FIRST, PARTS>(source, unit);
+#pragma GCC unroll 5
+  for (uint32_t d = 0; d < S::kDigits; d++) {
+    Words words[N];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < N; i++) words[i] = to_words(source->next(i, d));
+    add_words<ROWS, N>(sums, words, w + d * 16);
+  }
+}
+
+// Group `group` of quads, which lies in shared planes; vector `at` of it and on.
+template <class S, uint32_t PARTS, uint32_t ROWS, uint32_t N>
+KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group, uint32_t at, uint32_t part, const int16_t *w) {
+  const Packing &packing = *dot.planes.packing;
+  const uint32_t left = dot.depth - group * S::kDigits, digits = left < S::kDigits ? left : S::kDigits;
+  const uint32_t whole = packing.tail_fields - packing.short_fields, before = (group * dot.planes.across + at) - packing.units * S::kFields;
+  const uint32_t bits = digits < S::kDigits ? kShortBits[packing.scheme][digits] : S::kBits;
+  const uint32_t first = packing.tail_bit + (before < whole ? before * S::kBits : whole * S::kBits + (before - whole) * bits);
+  const Table table = field_table<SchemeOf<kBits4>, 0>(dot.planes.table);
+  Fractions fractions[N];
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < N; i++) {
+    const VByte field = shared_field(dot.planes.shared + (part + i % PARTS) * KVQ_VECTOR_BYTES, first + i / PARTS * bits, bits);
+    fractions[i] = to_fractions(mask_low(field, bits), bits);
+  }
+  for (uint32_t d = 0; d < digits; d++) {
+    Words words[N];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < N; i++) words[i] = to_words(look_up(table, next_digit<S>(&fractions[i])));
+    add_words<ROWS, N>(sums, words, w + d * 16);
+  }
+}
+
+// As planes_block(); QUADS: groups of a unit, if it has more than one.
+template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD>
+__attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32_t vector, uint32_t part) {
+  using Block = BlockOf<ROWS>;
+  constexpr uint32_t kParts = Block::kParts, kWords = Block::kVectors * kParts, kStep = S::kDigits * 16;
+  const Planes &planes = dot.planes;
+  const uint32_t at = planes.vector + vector, groups = planes.packing->units * S::kFields / planes.across;
+  const size_t step = (QUADS == 2 ? 1 : planes.across / S::kFields) * S::kPlanes * 64;
+  const uint8_t *x = planes.at + at / S::kFields * S::kPlanes * 64 + part * KVQ_VECTOR_BYTES;
+  const int16_t *w = (const int16_t *)dot.w + weight_place(dot.w_stride, row, 0);
+  DigitSource<S, kWords> source;
+  source.load(planes.table);
+  Sums sums[ROWS][kWords];
+  start_block<ROWS, kWords>(sums, dot, row, 0);
+  Prefetch lines = lines_of(dot);
+  uint32_t group = 0;
+#pragma GCC unroll 1
+  for (; group < groups; group += QUADS, x += step) {
+    fetch<3>(&lines);
+    add_digits<S, FIELD, kParts, ROWS, kWords>(sums, &source, x, w);
+    w += kStep;
+    if constexpr (QUADS == 2) {
+      add_digits<S, FIELD + S::kFields / 2, kParts, ROWS, kWords>(sums, &source, x, w);
+      w += kStep;
+    }
+  }
+  for (; group * S::kDigits < dot.depth; group++, w += kStep) add_shared<S, kParts, ROWS, kWords>(sums, dot, group, at, part, w);
+  if (dot.prefetch) *dot.prefetch = lines;
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+}
+
+#endif
+
+// ---- any
+
 // The block whose first field is `field`.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD = 0>
 KVQ_INLINE void planes_at(const Dot &dot, uint32_t row, uint32_t vector, uint32_t part, uint32_t field) {
   if constexpr (FIELD < S::kFields / QUADS) {
-    if (field == FIELD) return planes_block<S, QUADS, ROWS, FIELD>(dot, row, vector, part);
+    if (field == FIELD) {
+#if KVQ_VECTOR_BYTES == 64
+      if constexpr (S::kDigits > 1) return digits_block<S, QUADS, ROWS, FIELD>(dot, row, vector, part);
+#endif
+      if constexpr (S::kDigits == 1) return planes_block<S, QUADS, ROWS, FIELD>(dot, row, vector, part);
+    }
     planes_at<S, QUADS, ROWS, FIELD + BlockOf<ROWS>::kVectors>(dot, row, vector, part, field);
   }
 }
@@ -167,8 +292,9 @@ void planes_scheme(const Dot &dot) {
 }
 
 void dot_planes(const Dot &dot) {
-  const bool two = kSchemeTable[dot.planes.scheme].fields > dot.planes.across;
-  switch (dot.planes.scheme) {
+  const SchemeId scheme = dot.planes.packing->scheme;
+  const bool two = kSchemeTable[scheme].fields > dot.planes.across;
+  switch (scheme) {
     case kBits1:
       return two ? planes_scheme<kBits1, 2>(dot) : planes_scheme<kBits1, 1>(dot);
     case kBits2:
@@ -181,6 +307,14 @@ void dot_planes(const Dot &dot) {
       return two ? planes_scheme<kBits5, 2>(dot) : planes_scheme<kBits5, 1>(dot);
     case kBits6:
       return planes_scheme<kBits6, 1>(dot);
+#if KVQ_VECTOR_BYTES == 64
+    case kBase3:
+      return planes_scheme<kBase3, 1>(dot);
+    case kBase5:
+      return two ? planes_scheme<kBase5, 2>(dot) : planes_scheme<kBase5, 1>(dot);
+    case kBase6:
+      return planes_scheme<kBase6, 1>(dot);
+#endif
     default:
       return;
   }

@@ -41,25 +41,31 @@ inline constexpr uint8_t kShortBits[kSchemes][5] = {{}, {}, {}, {}, {}, {}, {}, 
 
 // A run of 64-byte code vectors: `units` whole units in planes of their own, then single fields one after the other in the bits of
 // planes that they share with other runs.
+//
+// The digits of a field come from vectors that are 2^spread apart: field f has them of vectors (f / n * digits + d) * n + f mod n, n = 2^spread.
 struct Packing {
   SchemeId scheme;
-  uint8_t tail_fields, last_digits;  // fields behind the units, and digits of the last of them
+  uint8_t tail_fields, short_fields, last_digits;  // fields behind the units, how many at their end have fewer digits, and which number
+  uint8_t spread;
   uint16_t tail_bit;                 // of the shared planes, where they begin; bit b is bit b mod 8 of plane b / 8
   uint32_t units, vectors;
 };
+static inline uint32_t vector_of(const Packing &packing, uint32_t field, uint32_t digit) {
+  const uint32_t group = (field >> packing.spread) * kSchemeTable[packing.scheme].digits;
+  return ((group + digit) << packing.spread) + (field & ((1u << packing.spread) - 1));
+}
 
 // Cache lines that are fetched beside other work: one with every step over codes, two with every step over floats.
 struct Prefetch {
   const uint8_t *at, *end;
 };
 
-// Codes that a dot product takes from their planes: of a region without tail, `across` vectors of lanes a quad, whose fields of a unit are
-// vectors of one or two whole quads, or a unit's share of one (layout.h: is_regular).
+// Codes that a dot product takes from their planes, if a region is regular (layout.h): `across` vectors of lanes a quad.
 struct Planes {
-  const uint8_t *at;     // of the first quad
-  const uint8_t *table;  // as for unpack()
-  SchemeId scheme;
-  uint32_t across, vector;  // vectors of a quad; the one that the dot product's lanes begin with
+  const uint8_t *at, *shared;  // of the first quad; the shared ones
+  const uint8_t *table;        // as for unpack()
+  const Packing *packing;
+  uint32_t across, vector;     // vectors of a quad; the one that the dot product's lanes begin with
 };
 
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
@@ -81,7 +87,7 @@ struct Dot {
   size_t out_stride;
   bool add;
   Prefetch *prefetch;      // or null
-  Planes planes;           // dot_planes, instead of x and stride: depth is even, lanes are a multiple of 64
+  Planes planes;           // dot_planes, instead of x and stride: lanes are a multiple of 64, depth is even or (digits) all of it
 };
 
 // Weights of rows lie in groups of four rows, [quad][row][4], so that a step of four rows reads one place.
@@ -120,9 +126,9 @@ struct Kernels {
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
-  // The same from planes that are not decoded to memory first; null: not offered.  Up to `mapped` entries of a table have effect.
+  // The same from planes that are not decoded to memory first; null: not offered.  Tables may have `mapped` entries, fields `digits` digits.
   void (*dot_planes)(const Dot &dot);
-  uint32_t mapped;
+  uint32_t mapped, digits;
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
   void (*quantize)(const Quantize &q);

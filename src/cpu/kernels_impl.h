@@ -19,12 +19,19 @@ namespace {
 
 // ---------------------------------------------------------------------------------------------------- dot products
 
-// The next lines, to the second level: the first has few buffers for lines that are on their way.  `lines` is a copy in registers.
+// The lines of a dot product, a copy in registers; where there are none, what it reads anyway.
+KVQ_INLINE Prefetch lines_of(const Dot &dot) {
+  if (dot.prefetch && dot.prefetch->at) return *dot.prefetch;
+  return {(const uint8_t *)dot.w, (const uint8_t *)dot.w};
+}
+
+// The next lines; the last of them again and again, which costs less than a branch in every loop.
 template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
-  if (lines->at >= lines->end) return;
-  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 3);
-  lines->at += LINES * 64;
+  for (uint32_t i = 0; i < LINES; i++) {
+    __builtin_prefetch(lines->at, 0, 3);
+    lines->at += lines->at < lines->end ? 64 : 0;
+  }
 }
 
 // The first n of kLanes floats, and zeros.
@@ -94,7 +101,7 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   const uint8_t *x = (const uint8_t *)dot.x + first * stride + lane * 4;
   Sums sums[ROWS][VECTORS];
   start_block<ROWS, VECTORS>(sums, dot, row, first);
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
     fetch<kQuads>(&lines);
@@ -156,7 +163,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   const float *w = (const float *)dot.w + row * dot.w_stride;
   const uint8_t *x = (const uint8_t *)dot.x + lane * X::kBytes;
   VFloat sum[ROWS][VECTORS] = {};
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
     fetch<2>(&lines);
@@ -381,6 +388,7 @@ constexpr Kernels kTable = {
     .dot_planes = nullptr,
 #endif
     .mapped = kTableEntries,
+    .digits = KVQ_VECTOR_BYTES == 64 ? 5 : 1,
     .dot_halves = dot_values<Halves>,
     .dot_floats = dot_values<Floats>,
     .quantize = quantize,

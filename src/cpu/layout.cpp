@@ -39,18 +39,18 @@ SchemeId scheme_of(uint32_t levels) {
   }
 }
 
-// `tail`: bits of the shared planes that are taken.
-Packing make_packing(uint32_t levels, uint32_t line, uint32_t *tail) {
+// `across`: vectors whose digits do not share fields, a power of two; `tail`: bits of the shared planes that are taken.
+Packing make_packing(uint32_t levels, uint32_t line, uint32_t across, uint32_t *tail) {
   Packing packing{};
   packing.scheme = scheme_of(levels);
   const Scheme &scheme = kSchemeTable[packing.scheme];
   packing.vectors = (line + kVector - 1) / kVector;
-  const uint32_t fields = (packing.vectors + scheme.digits - 1) / scheme.digits;
-  packing.units = fields / scheme.fields;
-  packing.tail_fields = uint8_t(fields % scheme.fields);
-  packing.last_digits = uint8_t(scheme.digits - (fields * scheme.digits - packing.vectors));
-  // A short last field is single even if a whole one would complete a unit.
-  if (packing.last_digits < scheme.digits && packing.tail_fields == 0) packing.units--, packing.tail_fields = uint8_t(scheme.fields);
+  const uint32_t rows = packing.vectors / across, rest = rows % scheme.digits, whole = rows / scheme.digits * across;
+  packing.spread = uint8_t(std::countr_zero(across));
+  packing.units = whole / scheme.fields;
+  packing.short_fields = uint8_t(rest ? across : 0);
+  packing.tail_fields = uint8_t(whole % scheme.fields + packing.short_fields);
+  packing.last_digits = uint8_t(rest ? rest : scheme.digits);
   packing.tail_bit = uint16_t(*tail);
   *tail += tail_bits(packing);
   return packing;
@@ -89,10 +89,11 @@ uint32_t vectors_across(const HeadFormat &format, const TensorLayout &layout, co
   constexpr uint32_t kLanes = 64, kDepth = 8;  // of a block of vectors, and of two quads
   const bool rows = layout.family == Family::rows, by_lane = rows != layout.keys;
   if (region.upper || !(rows || (layout.keys && layout.family == Family::columns))) return 0;
-  const Scheme &scheme = kSchemeTable[region.packing.scheme];
+  const Scheme &scheme = kSchemeTable[scheme_of(region.levels)];
   const uint32_t lanes = layout.keys ? layout.tile_tokens : region.count, depth = layout.keys ? region.count : layout.tile_tokens;
   const uint32_t across = lanes / 16, group = group_of(format, region);
-  if (scheme.digits > 1 || scheme.bits > 6 || (across % scheme.fields && 2 * across != scheme.fields)) return 0;
+  if ((scheme.digits == 1 && scheme.bits > 6) || (across % scheme.fields && 2 * across != scheme.fields)) return 0;
+  if (scheme.digits > 1 && (!rows || !std::has_single_bit(across) || across > 16 || (layout.keys && group != depth))) return 0;
   return lanes % kLanes || depth % kDepth || depth > kSumSpan || group % (by_lane ? kLanes : kDepth) ? 0 : across;
 }
 
@@ -101,14 +102,15 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   Region region{};
   region.first = cls.first, region.count = cls.count, region.levels = cls.levels, region.upper = upper;
   region.line = out->tile_tokens * cls.count;
-  region.packing = make_packing(cls.levels, region.line, &out->tail);
+  region.across = vectors_across(format, *out, region);
+  const uint32_t digits = kSchemeTable[scheme_of(cls.levels)].digits;
+  region.packing = make_packing(cls.levels, region.line, digits > 1 && region.across ? region.across : 1, &out->tail);
   region.offset = out->codes;
   region.table = is_book(format) ? tables.book(cls.levels) : nullptr;
   region.scale = region.table ? book_scale(cls.levels) : 1.0f;
   region.bias = region.table ? 128 : out->family == Family::values ? 0
                                                                    : int32_t(cls.levels / 2);
   region.spread = spread_of(region);
-  region.across = vectors_across(format, *out, region);
   region.quad = out->quads;
   region.byte = out->decoded;
   const uint32_t arrays = region.table && region.table->wide ? 2 : 1;
@@ -208,8 +210,8 @@ const CodeTable *Tables::book(uint32_t levels) const {
 uint32_t tail_bits(const Packing &packing) {
   if (packing.tail_fields == 0) return 0;
   const Scheme &scheme = kSchemeTable[packing.scheme];
-  const bool is_short = packing.last_digits < scheme.digits;
-  return (packing.tail_fields - is_short) * scheme.bits + (is_short ? kShortBits[packing.scheme][packing.last_digits] : 0);
+  const uint32_t bits = packing.short_fields ? kShortBits[packing.scheme][packing.last_digits] : 0;
+  return (packing.tail_fields - packing.short_fields) * scheme.bits + packing.short_fields * bits;
 }
 
 // Every code twice (wide books), a word of rest per class, and kitty's boosted channels.

@@ -8,6 +8,7 @@
 #define KVQ_VECTOR_BYTES 16
 #endif
 #define KVQ_INLINE static inline __attribute__((always_inline))
+#define KVQ_INLINE_MEMBER inline __attribute__((always_inline))
 
 constexpr uint32_t kLanes = KVQ_VECTOR_BYTES / 4;
 typedef float VFloat __attribute__((vector_size(KVQ_VECTOR_BYTES)));
