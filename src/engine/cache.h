@@ -91,7 +91,7 @@ class Cache {
   Status end_turn(Sequence &sequence);
 
   // steps: step.cpp, step_end.cpp
-  Status begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id);
+  Status begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, uint32_t flags, uint64_t *id);
   Status append(Step &step, uint32_t layer, const kvq_tensor &k, const kvq_tensor &v, const kvq_tensor *q);
   Status attend(Step &step, const AttendInput &input);
   // The same for some heads; several of these may run at once, unless the step is QUERY_ONLY.
