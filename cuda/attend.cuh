@@ -197,7 +197,7 @@ __device__ void finish_item(const Plan &plan, const AttendArguments &a, const It
     const uint32_t row = i / a.dim_v, channel = i % a.dim_v, head = row_head(item, a, row);
     const uint32_t token = item.sequence->first_query + row_query(item, a, row);
     float m = ml[2 * row], l = ml[2 * row + 1], scale = 1;
-    if (a.has_sinks) {
+    if (a.sinks) {
       const float sink = a.sinks[head] * kLog2E, top = fmaxf(m, sink);
       scale = m == -INFINITY ? 0.0f : exp2f(m - top);
       l = l * scale + exp2f(sink - top);

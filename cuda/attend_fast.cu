@@ -39,6 +39,12 @@ BlockShape block_shape(const Processors &processors, const BlockLimits &limits, 
   return {warps, bytes, std::max(1u, at_once)};
 }
 
+cudaError_t allow_shared(const void *function, uint32_t block_bytes) {
+  cudaFuncAttributes own;
+  if (const cudaError_t error = cudaFuncGetAttributes(&own, function); error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(block_bytes - own.sharedSizeBytes));
+}
+
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
   if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
   return attend_general(arguments, processors, stream);

@@ -18,12 +18,16 @@ struct FusedKernel {
   PagePath first, second;
   BlockLimits limits;
   cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, cudaStream_t);
+  const void *(*function)();
 };
 
 constexpr uint32_t kStages = 2;  // tiles of a warp that are in flight or worked on
 
 // A block of at most `warps` warps, for tiles of `stage_bytes`.
 BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps);
+
+// Let a kernel take what a block may have of shared memory besides its own, once before its first launch.
+cudaError_t allow_shared(const void *function, uint32_t block_bytes);
 
 // By translation unit.
 std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();

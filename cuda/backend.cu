@@ -148,6 +148,7 @@ Status CudaBackend::prepare() {
   KVQ_CUDA(cudaDeviceGetAttribute(&processor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_));
   processors_ = {uint32_t(processors), uint32_t(shared), uint32_t(processor_shared)}, shared_limit_ = size_t(shared);
   KVQ_CUDA(prepare_packing(shared_limit_));
+  KVQ_CUDA(prepare_general(processors_.block_bytes));
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
@@ -500,10 +501,8 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
   AttendArguments a{};
   a.scale = call.scale, a.softcap = call.softcap, a.window = call.window;
   a.kv_heads = shape.kv_heads, a.ratio = shape.q_heads / shape.kv_heads, a.dim_k = shape.dim_k, a.dim_v = shape.dim_v;
-  a.has_sinks = call.sinks != nullptr;
   if (call.sinks && shape.q_heads > kMaxSinks)
     return fail(KVQ_E_UNSUPPORTED, "options: sinks of %u query heads; the CUDA backend takes at most %u", shape.q_heads, kMaxSinks);
-  if (call.sinks) std::copy_n(call.sinks, shape.q_heads, a.sinks);
   Buffer query_rows(arena_), results(arena_);
   uint64_t saturated = 0;
   KVQ_TRY(to_device(turn, *call.q, 0, tokens, shape.q_heads, shape.dim_k, "q", &query_rows, &a.q, &saturated));
@@ -519,6 +518,12 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
     if (call.lse) KVQ_TRY(check_memory(call.lse, "lse"));
     a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
     a.lse = call.lse;
+  }
+  if (call.sinks) {
+    Sinks sinks{shape.q_heads, {}};
+    std::copy_n(call.sinks, shape.q_heads, sinks.value);
+    a.sinks = state.sinks.as<const float>();
+    KVQ_CUDA(store_sinks(sinks, state.sinks.as<float>(), turn.stream()));
   }
   for (uint32_t l = state.first_launch[call.layer]; l < state.first_launch[call.layer + 1]; l++) {
     a.plan = state.plan(l);

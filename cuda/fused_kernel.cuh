@@ -459,11 +459,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 
 template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
-  const auto kernel = fused_kernel<U, N, First, Second>;
-  const BlockShape &shape = launch.shape;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.dynamic_bytes));
-  if (error != cudaSuccess) return error;
-  kernel<<<launch.blocks, shape.warps * 32, shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
+  fused_kernel<U, N, First, Second><<<launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
   return cudaGetLastError();
 }
 
@@ -473,7 +469,7 @@ constexpr FusedKernel fused(PagePath first, PagePath second) {
   constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
   return {16 * U, N, first, second,
           {max_warps<U, N, First>(), kAll, sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
-          launch_fused<U, N, First, Second>};
+          launch_fused<U, N, First, Second>, [] { return reinterpret_cast<const void *>(fused_kernel<U, N, First, Second>); }};
 }
 
 }  // namespace kvq::cuda

@@ -124,9 +124,16 @@ struct AttendArguments {
   DeviceTensor q, out;
   float *lse;
   float scale, softcap;  // natural logits
-  uint32_t window, kv_heads, ratio, dim_k, dim_v, has_sinks;
-  float sinks[kMaxSinks];
+  uint32_t window, kv_heads, ratio, dim_k, dim_v;
+  const float *sinks;     // or nullptr
 };
+
+// Learned sinks of a call, as an argument of a launch: a graph keeps them.
+struct Sinks {
+  uint32_t count;
+  float value[kMaxSinks];
+};
+cudaError_t store_sinks(const Sinks &sinks, float *to, cudaStream_t stream);
 
 // Where the newest rows of a layer go.
 cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, const Plan *plan, uint32_t tokens,
@@ -134,6 +141,7 @@ cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const Devi
 
 // The kernel for any format; blocks share the plan's items, whatever their number.
 size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v);
+cudaError_t prepare_general(uint32_t shared_bytes);  // of a block, the device's most
 cudaError_t attend_general(const AttendArguments &arguments, uint32_t processors, cudaStream_t stream);
 
 }  // namespace kvq::cuda

@@ -10,7 +10,7 @@
 namespace kvq::cuda {
 
 StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
-    : plans(arena), tables(arena), partials(arena), tickets(arena), launches(memory), first_launch(memory), host(memory) {}
+    : plans(arena), tables(arena), partials(arena), tickets(arena), sinks(arena), ready(memory), launches(memory), first_launch(memory), host(memory) {}
 
 constexpr size_t kBehindPlans = 65536;
 
@@ -20,6 +20,7 @@ void StepState::reserve(std::span<const LayerShape> shapes, const Processors &pr
   plans.reserve(shapes.size() * sizeof(Plan) + kBehindPlans);
   partials.reserve(size_t(processors.count) * kMostItemRows * (dim + 2) * sizeof(float));
   tickets.reserve(processors.count * sizeof(uint32_t));
+  sinks.reserve(kMaxSinks * sizeof(float));
 }
 
 namespace {
@@ -53,6 +54,7 @@ class Planner {
   void choose_blocks(LayerLaunch *launch, uint64_t items) const;
   void join(uint32_t layer, size_t sequence, const LayerLaunch &launch);
   void add_plan(uint32_t layer, uint32_t launch);
+  Status prepare_kernels();
   uint32_t blocks(uint32_t layer, const SequenceEntry &entry, const LayerLaunch &launch) const {
     const LayerShape &shape = shapes_[layer];
     return (entry.n_queries * (shape.q_heads / shape.kv_heads) + launch.item_rows - 1) / launch.item_rows;
@@ -96,7 +98,17 @@ Status Planner::run(cudaStream_t stream) {
   }
   for (uint32_t l = 0; l < shapes_.size(); l++) add_layer(l);
   state_.first_launch.push_back(uint32_t(state_.launches.size()));
+  KVQ_TRY(prepare_kernels());
   return upload(stream);
+}
+
+Status Planner::prepare_kernels() {
+  for (const LayerLaunch &launch : state_.launches) {
+    if (!launch.kernel || std::find(state_.ready.begin(), state_.ready.end(), launch.kernel) != state_.ready.end()) continue;
+    KVQ_CUDA(allow_shared(launch.kernel->function(), processors_.block_bytes));
+    state_.ready.push_back(launch.kernel);
+  }
+  return KVQ_OK;
 }
 
 void Planner::add_layer(uint32_t layer) {

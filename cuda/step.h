@@ -15,9 +15,11 @@ struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
   // Take what a step of layers needs, all but the tables of large batches.
   void reserve(std::span<const LayerShape> shapes, const Processors &processors);
-  size_t bytes() const { return plans.bytes() + partials.bytes() + tickets.bytes(); }
+  size_t bytes() const { return plans.bytes() + partials.bytes() + tickets.bytes() + sinks.bytes(); }
 
   Buffer plans, tables, partials, tickets;  // tables: what has no room behind the plans
+  Buffer sinks;                             // learned ones, of the call that runs
+  Vector<const FusedKernel *> ready;        // kernels that have been launched before, or will be
   Vector<LayerLaunch> launches;  // each with a plan
   Vector<uint32_t> first_launch;  // by layer, and the end
   Vector<char> host;             // tables before they are uploaded
