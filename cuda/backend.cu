@@ -78,6 +78,13 @@ class CudaBackend final : public Backend {
   Status append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) override;
   bool replays(uint32_t layer) const override { return layer < replays_.size() && replays_[layer]; }
   Status finish_step(Workspace *workspace, std::span<StepFinding> findings, uint64_t *saturated) override;
+  Status fetch_scores(const float *scores, size_t count, float *out) override {
+    KVQ_TRY(check_memory(scores, "scores"));
+    const Turn turn(order_);
+    KVQ_CUDA(cudaMemcpyAsync(out, scores, count * sizeof *out, cudaMemcpyDeviceToHost, turn.stream()));
+    KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
+    return KVQ_OK;
+  }
 
   void give_back(StepState *state) noexcept {
     order_.settle();

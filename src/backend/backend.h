@@ -168,6 +168,9 @@ class Backend {
   virtual std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) = 0;
   virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;
 
+  // Token scores in device memory, to host memory; only where steps are planned.
+  virtual Status fetch_scores(const float *, size_t, float *) { return KVQ_OK; }
+
   // ---- devices: per-layer calls only launch, so the pages of all layers are handed over once, when the step begins.  A backend
   // that does not plan gets store_rows, check_rows and attend per layer instead of the calls below.
   virtual bool plans_steps() const { return false; }

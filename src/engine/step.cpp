@@ -119,6 +119,7 @@ Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_toke
     return fail(KVQ_E_INVALID, "new_tokens: %llu in all, above %llu", (unsigned long long)total, (unsigned long long)kMaxStepTokens);
   Pending<Step> step(&memory, &memory, shapes.size(), *workspaces, callers_, ids.size());
   step->query_only = query_only, step->invariant = flags & KVQ_STEP_INVARIANT;
+  step->device_scores = flags & KVQ_STEP_DEVICE_SCORES;
   step->entries.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); i++) {
     StepEntry &entry = step->entries.emplace_back(&memory);
