@@ -8,7 +8,7 @@ namespace kvq::cuda {
 
 // What a block needs of shared memory, in bytes, and how many warps it may have.
 struct BlockLimits {
-  uint32_t max_warps, warps_at_once;  // of a block; of all blocks that run on a processor together
+  uint32_t max_warps;  // of a block, and of all blocks that run on a processor together
   uint32_t fixed, per_warp, merge_per_warp;  // besides the ring; of a warp besides its stages; the least of a warp, for merging
 };
 

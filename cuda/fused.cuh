@@ -46,15 +46,21 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
 
 // ---- parameters of eight tokens 8 * x + r
 
+// Bytes are e5m3, that is the upper half of an fp16 without its sign, of which the exponent counts from another number: what comes
+// back is kByteScale times what they mean.
+constexpr float kByteScale = 32.0f;
+__device__ __forceinline__ float param_scale(uint32_t bytes) { return bytes == 1 ? 1.0f / kByteScale : 1.0f; }
+
 __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, uint32_t bytes, float (&s)[8]) {
-  if (bytes == 1) {  // e5m3
+  uint32_t w[4];
+  if (bytes == 1) {
     const uint2 v = *reinterpret_cast<const uint2 *>(params + r * 8);
-#pragma unroll
-    for (int x = 0; x < 8; x++) s[x] = __uint_as_float(((x < 4 ? v.x : v.y) >> (8 * (x % 4)) & 0xffu) << 20) * 0x1p107f;
-    return;
+    w[0] = permute(v.x, 0, 0x1404u) >> 1, w[1] = permute(v.x, 0, 0x3424u) >> 1;
+    w[2] = permute(v.y, 0, 0x1404u) >> 1, w[3] = permute(v.y, 0, 0x3424u) >> 1;
+  } else {
+    const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
+    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
   }
-  const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
-  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int x = 0; x < 4; x++) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
@@ -158,7 +164,7 @@ struct RowClass {
   float scale;
   uint32_t param_bytes;
   __device__ __forceinline__ void load(const TensorFormat &f) {
-    table = {f.table[0], f.table[1]}, scale = f.book_scale, param_bytes = uniform(f.param_bytes);
+    table = {f.table[0], f.table[1]}, scale = f.book_scale * param_scale(f.param_bytes), param_bytes = uniform(f.param_bytes);
   }
 };
 
@@ -397,6 +403,7 @@ struct GroupKeys {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * (16 * U) + slot, x); }, b);
 #pragma unroll
       for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];
+      unit[n] *= param_scale(param_bytes);
       center[n] = centers[4 * n + me.t];
     }
   }
@@ -424,7 +431,7 @@ struct GroupKeys {
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][x] = fmaf(float(c[0] * 256 + c[1]), unit[n] * book_data::scale(W) * h[x], s[n][x]);
+        s[n][x] = fmaf(float(c[0] * 256 + c[1]), unit[n] * book_data::scale(W) * h[x], s[n][x]);  // unit: with param_scale
       }
   }
   template <class>

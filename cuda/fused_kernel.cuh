@@ -466,9 +466,8 @@ cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cu
 // The table's entry.
 template <int U, int N, class First, class Second>
 constexpr FusedKernel fused(PagePath first, PagePath second) {
-  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
   return {16 * U, N, first, second,
-          {max_warps<U, N, First>(), kAll, sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
+          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
           launch_fused<U, N, First, Second>, [] { return reinterpret_cast<const void *>(fused_kernel<U, N, First, Second>); }};
 }
 

@@ -51,7 +51,7 @@ class Planner {
   void choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
   void order_classes(size_t begin, size_t end, const FusedKernel &kernel);
   void choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
-  void choose_blocks(LayerLaunch *launch, uint64_t items) const;
+  void choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const;
   void join(uint32_t layer, size_t sequence, const LayerLaunch &launch);
   void add_plan(uint32_t layer, uint32_t launch);
   Status prepare_kernels();
@@ -265,28 +265,47 @@ void Planner::order_classes(size_t begin, size_t end, const FusedKernel &kernel)
   }
 }
 
-// The shape of blocks: few items get all of a processor's warps, one block each; where there are more items than processors, small
-// blocks run side by side.  (Measured on an H200: more cuts than this cost more than the idle end of the last round.)
-void Planner::choose_blocks(LayerLaunch *launch, uint64_t items) const {
+// What a layer takes with blocks of a shape, in the time that a processor full of warps needs for a tile: blocks run in rounds.  A warp
+// alone is slower by kAlone, and every round has its beginning and its end.  (Measured on an H200.)
+double block_cost(const Processors &processors, const BlockShape &shape, uint64_t items, uint64_t tiles) {
+  constexpr double kAlone = 13, kRound = 35, kWarp = 0.5;  // kWarp: of joining one's results
+  const auto round = [&](uint64_t blocks) {
+    return kRound + kWarp * shape.warps + std::max(double(blocks * tiles), kAlone * double((tiles + shape.warps - 1) / shape.warps));
+  };
+  const uint64_t slots = uint64_t(processors.count) * shape.at_once, rest = items % slots;
+  return double(items / slots) * round(shape.at_once) + (rest ? round((rest + processors.count - 1) / processors.count) : 0);
+}
+
+// tiles: of an item.
+void Planner::choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const {
   if (!launch->kernel) return;
-  const uint32_t warps = items > processors_.count + processors_.count / 2 ? 4 : 16;
-  launch->shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
+  double least = 0;
+  for (const uint32_t warps : {16u, 8u, 4u, 3u}) {
+    const BlockShape shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
+    const double cost = block_cost(processors_, shape, items, tiles);
+    if (launch->shape.warps == 0 || cost < least) launch->shape = shape, least = cost;
+  }
   launch->blocks = processors_.count * launch->shape.at_once;
 }
 
-// Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.  At most as many
-// items as there are processors have others of their sequence beside them.
+// Splits: enough items to fill the processors, of eight tiles at least.  At most as many items as there are processors have others
+// of their sequence beside them.
 void Planner::choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch) {
   const uint32_t heads = shapes_[layer].kv_heads;
+  uint32_t page_tiles = 1;
   uint64_t work = 0, items = 0;  // work: pages
-  for (size_t s = begin; s < end; s++) work += uint64_t(blocks(layer, sequences_[s], *launch)) * heads * sequences_[s].pages;
-  const uint64_t share = std::max<uint64_t>(8, (work + processors_.count - 1) / processors_.count);  // pages of an item
+  for (size_t s = begin; s < end; s++) {
+    work += uint64_t(blocks(layer, sequences_[s], *launch)) * heads * sequences_[s].pages;
+    for (const CudaPageFormat *format : formats_[s].format)
+      if (format) page_tiles = std::max(page_tiles, format->page_tokens / kTile);
+  }
+  const uint64_t share = std::max<uint64_t>((8 + page_tiles - 1) / page_tiles, (work + processors_.count - 1) / processors_.count);  // pages of an item
   for (size_t s = begin; s < end; s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
     items += uint64_t(blocks(layer, entry, *launch)) * entry.splits * heads;
   }
-  choose_blocks(launch, items);
+  if (items) choose_blocks(launch, items, (work + items - 1) / items * page_tiles);
 }
 
 template <class T>
