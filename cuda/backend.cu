@@ -115,7 +115,7 @@ class CudaBackend final : public Backend {
     KVQ_CUDA(cudaMemcpyAsync(findings->data(), nothing_.data(), sizeof(Findings), cudaMemcpyDeviceToDevice, turn.stream()));
     return KVQ_OK;
   }
-  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated);
+  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated);
   PackPlan pack_plan(const CudaPageFormat &format) const;
 
   Memory *memory_;
@@ -222,7 +222,7 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
   return KVQ_OK;
 }
 
-Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated) {
+Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
   KVQ_CUDA(cudaMemcpyAsync(pinned_, device, sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
   KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
   const Findings found = *pinned_;
@@ -230,7 +230,7 @@ Status CudaBackend::read_findings(const Turn &turn, const Findings *device, cons
   if (found.bad == kNothingBad) return KVQ_OK;
   const BadElement bad = bad_element(found.bad);
   return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed",
-              names[bad.tensor], (unsigned long long)bad.token, bad.head, bad.channel);
+              names[bad.tensor], (unsigned long long)(first + bad.token), bad.head, bad.channel);
 }
 
 Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
@@ -248,7 +248,7 @@ Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, c
   KVQ_CUDA(cuda::enter_rows(raw_shape(shape), keys, values, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows,
                             findings.as<Findings>(), turn.stream()));
   if (k.memory == KVQ_MEMORY_HOST && v.memory == KVQ_MEMORY_HOST) return KVQ_OK;
-  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, saturated);
+  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, first, saturated);
 }
 
 Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
@@ -260,7 +260,7 @@ Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t cou
   if (x.memory == KVQ_MEMORY_HOST) return KVQ_OK;
   KVQ_TRY(clear_findings(turn, &findings));
   KVQ_CUDA(cuda::check_rows(device, count, heads, dim, findings.as<Findings>(), turn.stream()));
-  return read_findings(turn, findings.as<Findings>(), {name, name}, saturated);
+  return read_findings(turn, findings.as<Findings>(), {name, name}, first, saturated);
 }
 
 void CudaBackend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) {

@@ -4,6 +4,7 @@
 
 #include "cuda/attend_fast.h"
 #include "cuda/fused.cuh"
+#include "cuda/raw_pages.cuh"
 
 namespace kvq::cuda {
 
@@ -18,140 +19,51 @@ constexpr uint32_t max_warps() {
 template <int U, int N>
 struct Queries {
   static constexpr uint32_t kItemRows = kRows * N, kDim = 16 * U;
-  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel; in the end, results
+  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel, then for raw pages (split_query); in the end, results
   alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
-  float center[kItemRows];
+  float center[kItemRows], unit[kItemRows];  // q . mu; of split_query
   float ml[2 * kItemRows];
   alignas(16) uint64_t barrier[16 * kStages];
   static_assert(kDim >= kMaxSplits);
 };
 
+// A row of queries as the keys are stored: raw, by channel, to slot; by one warp, whose lanes have the channels x from C * lane on.
+// Returns q . mu.
+template <int C>
+__device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t signs, const float (&x)[C], const float *raw, float *slot) {
+  float sum = 0;
+  if (key.mu)
+    for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key.mu[C * lane + j]);
+  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (key.rotate && Kind(key.kind) != Kind::width_groups) {  // slots are channels
+    float y[C];
+#pragma unroll
+    for (int j = 0; j < C; j++) y[j] = x[j];
+    rotate_row(lane, signs, false, y);
+#pragma unroll
+    for (int j = 0; j < C; j++) slot[C * lane + j] = y[j];
+    return sum;
+  }
+  __syncwarp();
+  for (uint32_t j = lane; j < 32 * C; j += 32) slot[j] = raw[key.channel[j]];
+  __syncwarp();
+  for (uint32_t r = 0; key.rotate && r < key.regions; r++) rotate_warp(slot, key, key.region[r], false);
+  return sum;
+}
+
 // A warp a row; all threads meet at the end.
 template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
-  const uint32_t lane = threadIdx.x % 32;
-  const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
-  const bool rotate = key && key->rotate, groups = key && Kind(key->kind) == Kind::width_groups;
-  const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
+  const uint32_t lane = threadIdx.x % 32, signs = key && key->rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
-    float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
-    float x[C], sum = 0;
+    float *raw = s.raw + row * kDim, x[C];
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
-    if (!key) continue;
-    if (mu)
-      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(mu[C * lane + j]);
-    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane == 0) s.center[row] = sum;
-    if (rotate && !groups) {  // slots are channels
-      rotate_row(lane, signs, false, x);
-#pragma unroll
-      for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
-    } else {
-      __syncwarp();
-      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[channel[j]];
-      __syncwarp();
-      for (uint32_t r = 0; rotate && r < key->regions; r++) rotate_warp(slot, *key, key->region[r], false);
-    }
+    const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * kDim) : 0, unit = split_query(lane, x, raw);
+    if (lane == 0) s.center[row] = center, s.unit[row] = unit;
   }
   __syncthreads();
-}
-
-// ---- raw pages
-
-// A lane's channels 8 * y + r of a raw row are neighbours (raw_place): 2 * U halves.
-template <int U>
-struct RawRow {
-  uint4 part[U / 4];
-  __device__ __forceinline__ void load(const uint16_t *at) {
-#pragma unroll
-    for (int i = 0; i < U / 4; i++) part[i] = reinterpret_cast<const uint4 *>(at)[i];
-  }
-  __device__ __forceinline__ float2 pair(int i) const {  // y = 2 * i and 2 * i + 1
-    const uint4 &v = part[i / 4];
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    return __half22float2(*reinterpret_cast<const __half2 *>(&w[i % 4]));
-  }
-};
-
-// Some tokens of a raw page at once: those that do not exist are hidden.
-template <int U>
-constexpr int kAtOnce = U <= 8 ? 4 : 2;
-
-template <int U, int N>
-__device__ __forceinline__ void raw_tokens(const AttendArguments &a, const Item &item, const Lane &me, const PageEntry &page, uint32_t begin,
-                                           const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  constexpr int kDim = 16 * U, kCount = kAtOnce<U>;
-  const RawShape shape{a.kv_heads, kDim, kDim};
-  const uint16_t *base = static_cast<const uint16_t *>(page.page) + me.r * (2 * U);
-  const auto row = [&](int i) { return page.first + min(begin + i, page.count - 1); };
-  RawRow<U> keys[kCount], values[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; i++) keys[i].load(base + shape.row(item.head, 0, row(i))), values[i].load(base + shape.row(item.head, 1, row(i)));
-  float logit[N][kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      const float *q = s.raw + (4 * n + me.t) * kDim + me.r;
-      float sum = 0;
-#pragma unroll
-      for (int y = 0; y < U; y++) {
-        const float2 x = keys[i].pair(y);
-        sum = fmaf(x.x, q[16 * y], fmaf(x.y, q[16 * y + 8], sum));
-      }
-      logit[n][i] = sum;
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    float top = soft[n].m;
-#pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      float sum = lanes_sum(logit[n][i]);
-      if (a.softcap > 0) sum = cap_logit(sum, a.softcap);
-      const uint32_t position = page.position + begin + i;
-      logit[n][i] = begin + i < page.count && position >= sees[n].begin && position < sees[n].end ? sum : -INFINITY;
-      top = fmaxf(top, logit[n][i]);
-    }
-    if (top > soft[n].m) move_reference(soft[n], top);
-#pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      logit[n][i] = exp2_fast(logit[n][i] - soft[n].m);
-      if (me.r == 0) soft[n].l += logit[n][i];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-#pragma unroll
-    for (int y = 0; y < U; y++) {
-      const float2 x = values[i].pair(y);
-#pragma unroll
-      for (int n = 0; n < N; n++) {
-        soft[n].o[2 * y] = fmaf(logit[n][i], x.x, soft[n].o[2 * y]);
-        soft[n].o[2 * y + 1] = fmaf(logit[n][i], x.y, soft[n].o[2 * y + 1]);
-      }
-    }
-  }
-}
-
-// Raw pages lie before and behind the packed ones; groups of tokens go round all warps of all splits.
-template <int U, int N>
-__device__ void run_raw(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, uint32_t warp, uint32_t warps,
-                        const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  constexpr uint32_t kCount = kAtOnce<U>;
-  const SequenceEntry &sequence = *item.sequence;
-  const uint32_t all = sequence.splits * warps, pages = sequence.pages, front = sequence.front, packed = sequence.packed;
-  uint32_t next = item.split * warps + warp;  // groups until this warp's
-  for (uint32_t p = 0; p < pages; p++) {
-    if (p == front) p += packed;
-    if (p >= pages) break;
-    const PageEntry page = page_of(plan.pages, sequence, p);
-    const uint32_t groups = (page.count + kCount - 1) / kCount;
-    for (; next < groups; next += all) raw_tokens<U, N>(a, item, me, page, kCount * next, sees, s, soft);
-    next -= groups;
-  }
 }
 
 // Outputs of raw pages to the order in which values are stored: section 3, with y and r in registers and lanes.
@@ -432,7 +344,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
       sees[n] = visible(item, a, 4 * n + me.t);
       packed_sees[n] = 4 * n + me.t < item.rows ? sees[n] : Visible{0, ~0u};
     }
-    run_raw<U, N>(plan, a, item, me, warp, warps, sees, s, soft);
+    run_raw<U, N>(plan, a, item, me, warp, warps, sees, s.raw, s.unit, soft);
     if (key) {
       if (value->rotate && item.sequence->pages > item.sequence->packed)
 #pragma unroll

@@ -451,9 +451,9 @@ typedef struct kvq_calibration {
 } kvq_calibration;
 
 /* Add statistics of calibration text to the cache (exact integer sums: order and cutting do not matter, section 6).
- * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.  Host memory.  V is checked and
- * not used.  Threads: may run beside other calls on the cache, and calls of several threads add up.
- * Statuses: INVALID, NONFINITE, UNSUPPORTED (the policy belongs to sequences), STATE (already frozen), NOMEM.  Since 0.1. */
+ * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.  There is no stream: what lies in
+ * device memory must be complete.  V is checked and not used.  Threads: beside other calls on the cache; several calls add up.
+ * Statuses: INVALID, NONFINITE, UNSUPPORTED (the policy belongs to sequences), STATE (frozen), NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_calibrate(kvq_cache *cache, const kvq_calibration *data);
 
 /* Freeze the cache's policy from the statistics so far.

@@ -189,15 +189,11 @@ class Weights:
         self.words = torch.randn(WORDS, HIDDEN, device="cuda", dtype=torch.float16)
         self.norm = torch.ones(HIDDEN, device="cuda", dtype=torch.float16)
         angles = torch.outer(torch.arange(1 << 18, device="cuda"), 500000.0 ** (-torch.arange(0, DIM, 2, device="cuda") / DIM))
-        self.cos, self.sin = angles.cos().half(), angles.sin().half()
+        # The second half of a head turns with the first: x cos + (x, halves swapped) sin, its sign with the sine.
+        self.cos, self.sin = (torch.cat(x, -1).half() for x in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
 
     def bytes(self):
         return 2 * (sum(x.numel() for layer in self.layers for x in layer) + self.words.numel())
-
-
-def rotate(x, cos, sin):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 class Decoder:
@@ -216,11 +212,12 @@ class Decoder:
         cos, sin = w.cos[self.position].unsqueeze(1), w.sin[self.position].unsqueeze(1)
         for layer, (qkv, o, up, down) in enumerate(w.layers):
             heads = (functional.rms_norm(x, (HIDDEN,), w.norm) @ qkv).view(self.batch, -1, DIM)
-            turned = rotate(heads[:, : Q_HEADS + KV_HEADS], cos, sin)
+            turned = heads[:, : Q_HEADS + KV_HEADS]
+            turned = torch.addcmul(turned * cos, turned.roll(DIM // 2, -1), sin)
             self.cache.attend(layer, turned[:, :Q_HEADS], turned[:, Q_HEADS:], heads[:, Q_HEADS + KV_HEADS :], self.out[layer])
-            x = x + self.out[layer].view(self.batch, -1) @ o
+            x.addmm_(self.out[layer].view(self.batch, -1), o)
             gate, value = (functional.rms_norm(x, (HIDDEN,), w.norm) @ up).chunk(2, dim=-1)
-            x = x + (functional.silu(gate) * value) @ down
+            x.addmm_(functional.silu(gate) * value, down)
         logits = functional.rms_norm(x, (HIDDEN,), w.norm) @ w.words.t()
         self.word.copy_(logits.argmax(-1))
         self.position.add_(1)
@@ -292,8 +289,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True)
     parser.add_argument("--recipes", default="kvq-2,tq-3,kvq-3")
-    parser.add_argument("--shapes", default="1x32768,8x32768,24x32768,96x32768")
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--shapes", default="1x131072,8x32768,24x32768,96x32768")
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=600, help="begin no row after this many")
     parser.add_argument("--json")
     options = parser.parse_args()
