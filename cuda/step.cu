@@ -10,19 +10,31 @@
 namespace kvq::cuda {
 
 StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
-    : plans(arena), tables(arena), partials(arena), tickets(arena), launches(memory), host(memory) {}
-
-namespace {
+    : plans(arena), tables(arena), partials(arena), tickets(arena), sinks(arena), ready(memory), launches(memory), first_launch(memory), host(memory) {}
 
 constexpr size_t kBehindPlans = 65536;
 
+void StepState::reserve(std::span<const LayerShape> shapes, const Processors &processors) {
+  uint32_t dim = 0;
+  for (const LayerShape &shape : shapes) dim = std::max(dim, shape.dim_v);
+  plans.reserve(shapes.size() * sizeof(Plan) + kBehindPlans);
+  partials.reserve(size_t(processors.count) * kMostItemRows * (dim + 2) * sizeof(float));
+  tickets.reserve(processors.count * sizeof(uint32_t));
+  sinks.reserve(kMaxSinks * sizeof(float));
+}
+
+namespace {
+
 // Collects the tables of a step.
+//
+// A layer's sequences share one launch.  In an invariant step each is planned as if it were alone, and those share a launch that ask
+// for the same: what else a result depends on (the splits, the warps of a block) is the sequence's own.
 class Planner {
  public:
   Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
         plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
-        patches_(memory_), tables_(memory_) {}
+        launch_(memory_), patches_(memory_), tables_(memory_) {}
 
   Status run(cudaStream_t stream);
 
@@ -35,10 +47,18 @@ class Planner {
   void add_sequence(uint32_t layer, size_t s, uint32_t first_query);
   void add_raw(uint32_t layer, const PageList &list, size_t begin, size_t end);
   Classes add_classes(uint32_t layer, const PageList &list, SequenceEntry *entry);
-  void choose_kernel(uint32_t layer, Plan *plan);
-  void order_classes(const FusedKernel &kernel);
-  void choose_splits(uint32_t layer, Plan *plan);
-  void choose_blocks(LayerLaunch *launch, uint64_t items);
+  LayerLaunch choose(uint32_t layer, size_t begin, size_t end);
+  void choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
+  void order_classes(size_t begin, size_t end, const FusedKernel &kernel);
+  void choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
+  void choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const;
+  void join(uint32_t layer, size_t sequence, const LayerLaunch &launch);
+  void add_plan(uint32_t layer, uint32_t launch);
+  Status prepare_kernels();
+  uint32_t blocks(uint32_t layer, const SequenceEntry &entry, const LayerLaunch &launch) const {
+    const LayerShape &shape = shapes_[layer];
+    return (entry.n_queries * (shape.q_heads / shape.kv_heads) + launch.item_rows - 1) / launch.item_rows;
+  }
   char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
@@ -56,6 +76,7 @@ class Planner {
   Vector<ShareEntry> shares_;
   Vector<Findings> findings_;
   Vector<Classes> formats_;          // of the layer's sequences
+  Vector<uint32_t> launch_;          // likewise
   Patches patches_;
   Vector<SequenceTable *> tables_;   // by sequence; nullptr: it has no new tokens
   size_t partials_ = 0;
@@ -63,7 +84,7 @@ class Planner {
 };
 
 Status Planner::run(cudaStream_t stream) {
-  state_.launches.assign(shapes_.size(), LayerLaunch());
+  state_.launches.clear(), state_.first_launch.clear();
   state_.queries = 0;
   tables_.assign(source_.sequences(), nullptr);
   findings_.assign(source_.sequences(), Findings{kNothingBad, 0});
@@ -76,16 +97,23 @@ Status Planner::run(cudaStream_t stream) {
     tables_[s]->update({source_, s, shapes_}, &patches_);
   }
   for (uint32_t l = 0; l < shapes_.size(); l++) add_layer(l);
+  state_.first_launch.push_back(uint32_t(state_.launches.size()));
+  KVQ_TRY(prepare_kernels());
   return upload(stream);
 }
 
+Status Planner::prepare_kernels() {
+  for (const LayerLaunch &launch : state_.launches) {
+    if (!launch.kernel || std::find(state_.ready.begin(), state_.ready.end(), launch.kernel) != state_.ready.end()) continue;
+    KVQ_CUDA(allow_shared(launch.kernel->function(), processors_.block_bytes));
+    state_.ready.push_back(launch.kernel);
+  }
+  return KVQ_OK;
+}
+
 void Planner::add_layer(uint32_t layer) {
-  const LayerShape &shape = shapes_[layer];
-  Plan plan{};
   const size_t first_row = rows_.size();
-  sequences_.clear();
-  formats_.clear();
-  plan.rows = reinterpret_cast<const RowEntry *>(first_row);  // offsets until upload
+  sequences_.clear(), formats_.clear(), launch_.clear();
   uint32_t token = 0;
   for (size_t s = 0; s < source_.sequences(); s++) {
     const uint32_t tokens = source_.tokens(s);
@@ -97,10 +125,48 @@ void Planner::add_layer(uint32_t layer) {
     add_sequence(layer, s, token);
     token += tokens;
   }
-  plan.tokens = uint32_t(rows_.size() - first_row);
-  choose_kernel(layer, &plan);
-  choose_splits(layer, &plan);
-  partials_ = std::max(partials_, size_t(plan.items) * plan.item_rows * (shape.dim_v + 2));
+  const size_t n = sequences_.size();
+  const uint32_t first = uint32_t(state_.launches.size());
+  state_.first_launch.push_back(first);
+  launch_.assign(n, first);
+  if (source_.invariant() && n > 1)
+    for (size_t s = 0; s < n; s++) join(layer, s, choose(layer, s, s + 1));
+  else
+    state_.launches.push_back(choose(layer, 0, n));
+  for (uint32_t launch = first; launch < state_.launches.size(); launch++) add_plan(layer, launch);
+  plans_[first].rows = reinterpret_cast<const RowEntry *>(first_row);  // an offset until upload
+  plans_[first].tokens = uint32_t(rows_.size() - first_row);
+}
+
+void Planner::join(uint32_t layer, size_t sequence, const LayerLaunch &launch) {
+  Vector<LayerLaunch> &all = state_.launches;
+  const auto found = std::find_if(all.begin() + state_.first_launch[layer], all.end(), [&](const LayerLaunch &each) { return each.joins(launch); });
+  launch_[sequence] = uint32_t(found - all.begin());
+  if (found == all.end()) all.push_back(launch);
+}
+
+// The shares of the sequences of a launch.
+void Planner::add_plan(uint32_t layer, uint32_t launch) {
+  const uint32_t heads = shapes_[layer].kv_heads;
+  const LayerLaunch &how = state_.launches[launch];
+  Plan plan{};
+  plan.shares = reinterpret_cast<const ShareEntry *>(shares_.size());
+  plan.item_rows = how.item_rows;
+  uint32_t split_items = 0, groups = 0;
+  for (size_t s = 0; s < sequences_.size(); s++) {
+    if (launch_[s] != launch) continue;
+    const SequenceEntry &entry = sequences_[s];
+    for (uint32_t block = 0; block < blocks(layer, entry, how); block++) {
+      for (uint32_t split = 0; split < entry.splits; split++) {
+        const uint32_t begin = uint32_t(uint64_t(entry.packed) * split / entry.splits), end = uint32_t(uint64_t(entry.packed) * (split + 1) / entry.splits);
+        shares_.push_back({entry, block, split, begin, end - begin, split_items + split * heads, groups});
+      }
+      plan.items += entry.splits * heads;
+      if (entry.splits > 1) split_items += entry.splits * heads, groups += heads;
+    }
+  }
+  partials_ = std::max(partials_, size_t(split_items) * plan.item_rows * (shapes_[layer].dim_v + 2));
+  groups_ = std::max(groups_, groups);
   plans_.push_back(plan);
 }
 
@@ -133,7 +199,6 @@ void Planner::add_raw(uint32_t layer, const PageList &list, size_t begin, size_t
 
 // The formats of the packed pages: one for each class.
 Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, SequenceEntry *entry) {
-  LayerLaunch &launch = state_.launches[layer];
   Classes classes;
   for (uint32_t c = 0; c < 2; c++) {
     if (list.packed[c] == 0) continue;
@@ -143,7 +208,6 @@ Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, Sequ
     classes.format[c] = format;
     entry->tensors[c] = format->device.tensors;
     entry->packed += uint32_t(list.packed[c]);
-    launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
   }
   return classes;
 }
@@ -158,13 +222,22 @@ bool alike(const CudaPageFormat &a, const CudaPageFormat &b) {
   return true;
 }
 
-void Planner::choose_kernel(uint32_t layer, Plan *plan) {
+// How sequences [begin, end) of a layer are attended to in one launch; their splits.
+LayerLaunch Planner::choose(uint32_t layer, size_t begin, size_t end) {
+  LayerLaunch launch;
+  for (size_t s = begin; s < end; s++)
+    for (const CudaPageFormat *format : formats_[s].format)
+      if (format) launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
+  choose_kernel(layer, begin, end, &launch);
+  choose_splits(layer, begin, end, &launch);
+  return launch;
+}
+
+void Planner::choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch) {
   const LayerShape &shape = shapes_[layer];
-  LayerLaunch &launch = state_.launches[layer];
-  plan->item_rows = kRows;
   PagePath paths[2];
   uint32_t n = 0, rows = 0;
-  for (size_t s = 0; s < sequences_.size(); s++) {
+  for (size_t s = begin; s < end; s++) {
     const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
     if (low && high && (low->path == high->path || !alike(*low, *high))) return;
     for (const CudaPageFormat *format : formats_[s].format) {
@@ -175,16 +248,16 @@ void Planner::choose_kernel(uint32_t layer, Plan *plan) {
     rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
   }
   if (shape.dim_k != shape.dim_v) return;
-  if (rows > kRows) launch.kernel = find_fused(shape.dim_k, paths[0], paths[1], 2);
-  if (!launch.kernel) launch.kernel = find_fused(shape.dim_k, paths[0], paths[1], 1);
-  if (!launch.kernel) return;
-  plan->item_rows = kRows * launch.kernel->row_blocks;
-  order_classes(*launch.kernel);
+  if (rows > kRows) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], 2);
+  if (!launch->kernel) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], 1);
+  if (!launch->kernel) return;
+  launch->item_rows = kRows * launch->kernel->row_blocks;
+  order_classes(begin, end, *launch->kernel);
 }
 
 // Tables number classes as the engine does; the kernel has its own order.
-void Planner::order_classes(const FusedKernel &kernel) {
-  for (size_t s = 0; s < sequences_.size(); s++) {
+void Planner::order_classes(size_t begin, size_t end, const FusedKernel &kernel) {
+  for (size_t s = begin; s < end; s++) {
     const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
     if (low ? low->path == kernel.first : !high || high->path != kernel.first) continue;
     std::swap(sequences_[s].tensors[0], sequences_[s].tensors[1]);
@@ -192,40 +265,47 @@ void Planner::order_classes(const FusedKernel &kernel) {
   }
 }
 
-// The shape of blocks: few items get all of a processor's warps, one block each; where there are more items than processors, small
-// blocks run side by side.  (Measured on an H200: more cuts than this cost more than the idle end of the last round.)
-void Planner::choose_blocks(LayerLaunch *launch, uint64_t items) {
+// What a layer takes with blocks of a shape, in the time that a processor full of warps needs for a tile: blocks run in rounds.  A warp
+// alone is slower by kAlone, and every round has its beginning and its end.  (Measured on an H200.)
+double block_cost(const Processors &processors, const BlockShape &shape, uint64_t items, uint64_t tiles) {
+  constexpr double kAlone = 13, kRound = 35, kWarp = 0.5;  // kWarp: of joining one's results
+  const auto round = [&](uint64_t blocks) {
+    return kRound + kWarp * shape.warps + std::max(double(blocks * tiles), kAlone * double((tiles + shape.warps - 1) / shape.warps));
+  };
+  const uint64_t slots = uint64_t(processors.count) * shape.at_once, rest = items % slots;
+  return double(items / slots) * round(shape.at_once) + (rest ? round((rest + processors.count - 1) / processors.count) : 0);
+}
+
+// tiles: of an item.
+void Planner::choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const {
   if (!launch->kernel) return;
-  const uint32_t warps = items > processors_.count + processors_.count / 2 ? 4 : 16;
-  launch->shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
+  double least = 0;
+  for (const uint32_t warps : {16u, 8u, 4u, 3u}) {
+    const BlockShape shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
+    const double cost = block_cost(processors_, shape, items, tiles);
+    if (launch->shape.warps == 0 || cost < least) launch->shape = shape, least = cost;
+  }
   launch->blocks = processors_.count * launch->shape.at_once;
 }
 
-// Splits: enough items to fill the processors, each with a page for every warp where the sequence is long enough.
-void Planner::choose_splits(uint32_t layer, Plan *plan) {
-  const LayerShape &shape = shapes_[layer];
-  const uint32_t ratio = shape.q_heads / shape.kv_heads;
-  const auto blocks = [&](const SequenceEntry &entry) { return (entry.n_queries * ratio + plan->item_rows - 1) / plan->item_rows; };
-  uint64_t work = 0;  // pages
-  for (const SequenceEntry &entry : sequences_) work += uint64_t(blocks(entry)) * shape.kv_heads * entry.pages;
-  const uint64_t share = std::max<uint64_t>(8, (work + processors_.count - 1) / processors_.count);  // pages of an item
-  plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
-  uint32_t items = 0, groups = 0;
-  for (size_t s = 0; s < sequences_.size(); s++) {
+// Splits: enough items to fill the processors, of eight tiles at least.  At most as many items as there are processors have others
+// of their sequence beside them.
+void Planner::choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch) {
+  const uint32_t heads = shapes_[layer].kv_heads;
+  uint32_t page_tiles = 1;
+  uint64_t work = 0, items = 0;  // work: pages
+  for (size_t s = begin; s < end; s++) {
+    work += uint64_t(blocks(layer, sequences_[s], *launch)) * heads * sequences_[s].pages;
+    for (const CudaPageFormat *format : formats_[s].format)
+      if (format) page_tiles = std::max(page_tiles, format->page_tokens / kTile);
+  }
+  const uint64_t share = std::max<uint64_t>((8 + page_tiles - 1) / page_tiles, (work + processors_.count - 1) / processors_.count);  // pages of an item
+  for (size_t s = begin; s < end; s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));
-    entry.group_begin = groups;
-    for (uint32_t block = 0; block < blocks(entry); block++)
-      for (uint32_t split = 0; split < entry.splits; split++) {
-        const uint32_t begin = uint32_t(uint64_t(entry.packed) * split / entry.splits), end = uint32_t(uint64_t(entry.packed) * (split + 1) / entry.splits);
-        shares_.push_back({entry, block, split, begin, end - begin});
-      }
-    items += blocks(entry) * entry.splits * shape.kv_heads;
-    groups += blocks(entry) * shape.kv_heads;
+    items += uint64_t(blocks(layer, entry, *launch)) * entry.splits * heads;
   }
-  plan->items = items;
-  choose_blocks(&state_.launches[layer], items);
-  groups_ = std::max(groups_, groups);
+  if (items) choose_blocks(launch, items, (work + items - 1) / items * page_tiles);
 }
 
 template <class T>
@@ -260,11 +340,9 @@ Status Planner::upload(cudaStream_t stream) {
   const size_t shares = append(&host, shares_), findings = append(&host, findings_);
   char *base = place_tables(plans_.size() * sizeof(Plan), host.size());
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
-  if (groups_ > state_.tickets_ready) {
-    state_.tickets_ready = groups_ * 2;
-    state_.tickets.reserve(state_.tickets_ready * sizeof(uint32_t));
-    KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets_ready * sizeof(uint32_t), stream));
-  }
+  if (groups_ * sizeof(uint32_t) > state_.tickets.bytes()) state_.tickets.reserve(groups_ * sizeof(uint32_t)), state_.tickets_ready = false;
+  if (!state_.tickets_ready) KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets.bytes(), stream));
+  state_.tickets_ready = true;
   state_.findings = reinterpret_cast<Findings *>(base + findings);
   state_.sequences = findings_.size();
   for (size_t l = 0; l < plans_.size(); l++) {

@@ -378,6 +378,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
 
 #define KVQ_STEP_QUERY_ONLY 1u    /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
 #define KVQ_STEP_DEVICE_SCORES 2u /* `scores` of kvq_step_end lies in device memory, written on the stream of the step's newest call */
+#define KVQ_STEP_INVARIANT 4u     /* results of a sequence are the bits of a step of it alone, as they always are on the CPU */
 
 /* Begin a step: reserve all memory that it needs, for all sequences or for none.
  *
@@ -385,17 +386,16 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
  * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live until it is over.
+ * Elements that are not finite: in host memory the call refuses them.  In device memory they enter as +0 and nothing waits; when the
+ * step has ended, a sequence whose kept tokens had one in K, V or Q, and no other, is marked with the position of the first.  Calls on it
+ * are refused (NONFINITE) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which clears the mark, and such forks.
  *
- * Elements that are not finite: in host memory the call that brings them refuses them.  In device memory they enter as +0 and nothing
- * waits; when the step has ended, a sequence whose kept tokens had one in K, V or Q is marked with the position of the first.  Calls on
- * it are then refused (NONFINITE, naming the position) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which
- * clears the mark, and forking as much.  Other sequences of the step are what they would have been.
- *
+ * INVARIANT on CUDA: work is shared out for each sequence alone, slower for many short ones; UNSUPPORTED once a graph captured calls.
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.
  * Statuses: INVALID (a sequence twice, or N above 2^20), NONFINITE (a sequence is marked), STALE, STATE (a step is open on a sequence,
- * or its prompt is partly FINAL or of layers that differ in length), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM.  Since 0.1. */
+ * or its prompt is partly FINAL or of unlike layers), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM, UNSUPPORTED.  Since 0.1. */
 KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *new_tokens, uint32_t n_seqs, uint32_t flags,
                                kvq_step *step);
 
