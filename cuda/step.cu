@@ -248,8 +248,8 @@ void Planner::choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunc
     rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
   }
   if (shape.dim_k != shape.dim_v) return;
-  for (uint32_t n = kMostItemRows / kRows; n > 0 && !launch->kernel; n /= 2)
-    if (n == 1 || rows > kRows * n / 2) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], n);
+  for (uint32_t row_blocks = kMostItemRows / kRows; row_blocks > 0 && !launch->kernel; row_blocks /= 2)
+    if (row_blocks == 1 || rows > kRows * row_blocks / 2) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], row_blocks);
   if (!launch->kernel) return;
   launch->item_rows = kRows * launch->kernel->row_blocks;
   order_classes(begin, end, *launch->kernel);
