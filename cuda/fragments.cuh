@@ -41,7 +41,7 @@ struct CodeTraits {
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
   static constexpr bool kAffine = false;    // rows have a zero
   static constexpr bool kFromOne = false;   // digit d is level d - 1
-  static constexpr bool kProducts = false;  // values: registers come as products of 16 bits, of which the upper bytes count
+  static constexpr bool kNested = false;    // values: registers may hold quotients (nested)
   // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
   __device__ static constexpr int nested(int) { return 0; }
   // Values: registers of y are this many times their codes.
@@ -186,23 +186,20 @@ struct Crumbs : CodeTraits {
 template <int L, bool kTable, bool kQuotients>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
-  static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kProducts = kQuotients;
+  static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
   static constexpr DigitShape kRadix = digits_of(L);
   static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
   __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L : 0; }
   __device__ static constexpr int bytes(int) { return kWords * 128; }
 
-  // Bytes 0 and 2, and bytes 1 and 3, as numbers of 16 bits.
-  __device__ static __forceinline__ uint32_t even_bytes(uint32_t w) { return L == 5 ? w & 0x00fe00feu : w & 0x00ff00ffu; }
-  __device__ static __forceinline__ uint32_t odd_bytes(uint32_t w) { return L == 5 ? w >> 8 & 0x00fe00feu : permute(w, 0, 0x4341u); }
-  // Digits of four bytes: products of 16 bits, of which the upper bytes are gathered.
+  // Digits or quotients of four bytes: products of 16 bits, of which the upper bytes are gathered.
   __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
-    const uint32_t even = even_bytes(w), odd = odd_bytes(w);
+    const uint32_t even = L == 5 ? w & 0x00fe00feu : w & 0x00ff00ffu, odd = L == 5 ? w >> 8 & 0x00fe00feu : permute(w, 0, 0x4341u);
     uint32_t power = kRadix.power;
 #pragma unroll
     for (int d = 0; d < N; d++, power /= L) x[d] = permute(even * power, odd * power, 0x7351u);
 #pragma unroll
-    for (int d = 0; d < N - 1; d++) x[d] -= L * x[d + 1];
+    for (int d = 0; d < N - 1 && !kQuotients; d++) x[d] -= L * x[d + 1];
   }
   // Levels of two q: their digits are the nibbles of one selector.
   __device__ static __forceinline__ void look_up(LevelTable table, uint32_t &a, uint32_t &b) {
@@ -231,37 +228,24 @@ struct Digits : CodeTraits {
     else
       single[(i - 7) / 3] += bits << (i - 7) % 3;
   }
-  // Words of a group of y, and what bit 0 of those of five levels adds up to.
-  struct Words {
-    uint32_t last = 0, single[4] = {};
-    __device__ __forceinline__ void load(const uint8_t *codes, uint32_t lane, int k, uint32_t (&w)[4]) {
+  template <int U, class Use>
+  __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+    static_assert(U == 8);
+    uint32_t r[16][4], last = 0, single[4] = {};
+#pragma unroll
+    for (int k = 0; k <= kGroups; k++) {
+      uint32_t w[4] = {};
       if (4 * k < kWords) load_group(codes, lane, k, w);
-      if constexpr (L == 5) {
-        if (k == kGroups) return;
+      if (L == 5 && k < kGroups) {
 #pragma unroll
         for (int q = 0; q < 4; q++)
           if (4 * k + q < kWords) carry(w[q], 4 * k + q, last, single);
         if (k == kGroups - 1) w[3] = last;
       }
-    }
-    // Register q of y = 15, from the words of group kGroups.
-    __device__ __forceinline__ uint32_t one(const uint32_t (&w)[4], int q) const {
-      return L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
-    }
-  };
-  template <int U, class Use>
-  __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
-    static_assert(U == 8);
-    uint32_t r[16][4];
-    Words words;
-#pragma unroll
-    for (int k = 0; k <= kGroups; k++) {
-      uint32_t w[4] = {};
-      words.load(codes, lane, k, w);
 #pragma unroll
       for (int q = 0; q < 4; q++) {
         if (k == kGroups) {
-          r[15][q] = words.one(w, q);
+          r[15][q] = L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
         } else {
           uint32_t x[N];
           split(w[q], x);
@@ -279,33 +263,6 @@ struct Digits : CodeTraits {
           const uint32_t v[8] = {r[4 * p + 2][0], r[4 * p + 3][0], r[4 * p + 2][1], r[4 * p + 3][1], r[4 * p + 2][2], r[4 * p + 3][2], r[4 * p + 2][3], r[4 * p + 3][3]};
           use.add(p, u, v);
         }
-    }
-  }
-  // Quotients x / L^d, unit by unit, in the upper bytes of halves: of bytes 0 and 2, and of bytes 1 and 3.
-  template <int U, class Use>
-  __device__ static __forceinline__ void for_products(const uint8_t *codes, uint32_t lane, Use &use) {
-    static_assert(U == 8);
-    uint32_t even[16][4], odd[16][4];
-    Words words;
-#pragma unroll
-    for (int k = 0; k <= kGroups; k++) {
-      uint32_t w[4] = {};
-      words.load(codes, lane, k, w);
-#pragma unroll
-      for (int q = 0; q < 4; q++) {
-        if (k == kGroups) {
-          const uint32_t one = words.one(w, q);
-          even[15][q] = one << 8 & 0xff00ff00u, odd[15][q] = one & 0xff00ff00u;
-          continue;
-        }
-        uint32_t power = kRadix.power;
-#pragma unroll
-        for (int d = 0; d < N; d++, power /= L) even[(k * N + d) % 16][q] = even_bytes(w[q]) * power, odd[(k * N + d) % 16][q] = odd_bytes(w[q]) * power;
-      }
-      const int from = k * N, to = k == kGroups ? 16 : from + N;  // y that are there now
-#pragma unroll
-      for (int m = 0; m < 8; m++)
-        if (2 * m + 2 > from && 2 * m + 2 <= to) use.products(m, even[2 * m], even[2 * m + 1], odd[2 * m], odd[2 * m + 1]);
     }
   }
 };

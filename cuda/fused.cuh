@@ -458,7 +458,7 @@ struct ValueSums {
   const uint32_t (&b)[N][4];
   const float (&unit_of)[N];  // of a level
   Soft<U> (&soft)[N];
-  int sum[Code::kProducts ? N : 1][2 * U];  // by y
+  int sum[Code::kNested ? N : 1][2 * U];  // by y
 
   __device__ __forceinline__ void add_output(int n, int y, int value) {
     soft[n].o[y] = fmaf(float(value), unit_of[n] * (1.0f / float(Code::weight(y))), soft[n].o[y]);
@@ -469,29 +469,17 @@ struct ValueSums {
       int acc[4] = {};
       multiply_weights<Code::kUnsigned>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
       multiply_weights<Code::kUnsigned>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
-      add_output(n, 2 * m, acc[0] * 256 + acc[1]);
-      add_output(n, 2 * m + 1, acc[2] * 256 + acc[3]);
+      const int even = acc[0] * 256 + acc[1], odd = acc[2] * 256 + acc[3];
+      if constexpr (Code::kNested)
+        sum[n][2 * m] = even, sum[n][2 * m + 1] = odd;
+      else
+        add_output(n, 2 * m, even), add_output(n, 2 * m + 1, odd);
     }
   }
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
-  // Products of 16 bits: y = 2 * m and 2 * m + 1 of bytes 0 and 2 of a register, then of bytes 1 and 3.  Their lower bytes meet zeros.
-  __device__ __forceinline__ void products(int m, const uint32_t (&e0)[4], const uint32_t (&e1)[4], const uint32_t (&o0)[4], const uint32_t (&o1)[4]) {
+  __device__ __forceinline__ void finish() {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-      int acc[4] = {};
-#pragma unroll
-      for (int s = 0; s < 2; s++) {
-        const uint32_t b0 = b[n][2 * s], b1 = b[n][2 * s + 1];
-        multiply_weights<true>(acc, e0[2 * s], e1[2 * s], e0[2 * s + 1], e1[2 * s + 1], b0 << 8 & 0xff00ff00u, b1 << 8 & 0xff00ff00u);
-        multiply_weights<true>(acc, o0[2 * s], o1[2 * s], o0[2 * s + 1], o1[2 * s + 1], b0 & 0xff00ff00u, b1 & 0xff00ff00u);
-      }
-      sum[n][2 * m] = acc[0] * 256 + acc[1];
-      sum[n][2 * m + 1] = acc[2] * 256 + acc[3];
-    }
-  }
-  __device__ __forceinline__ void add_products() {
-#pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N && Code::kNested; n++)
 #pragma unroll
       for (int y = 0; y < 2 * U; y++) add_output(n, y, Code::nested(y) ? sum[n][y] - Code::nested(y) * sum[n][y + 1] : sum[n][y]);
   }
@@ -514,10 +502,8 @@ __device__ __forceinline__ void add_values(const Lane &me, const RowClass &rows,
 #pragma unroll
   for (int n = 0; n < N && !Code::kAffine; n++) units[n] *= rows.scale;
   ValueSums<Code, U, N> sums{b, units, soft};
-  if constexpr (Code::kProducts)
-    Code::template for_products<U>(codes, me.lane, sums), sums.add_products();
-  else
-    Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
+  Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
+  sums.finish();
 }
 
 __device__ __forceinline__ float lanes_max(float x) {  // over r
