@@ -48,9 +48,11 @@ constexpr bool complete(const DigitRules &rules) {
 static_assert(complete(kDigitRules));
 
 // The 64 fields of one field number: byte i holds the digits of byte i of its vectors.
-const uint8_t *make_fields(const Loops &loops, SchemeId id, const uint8_t *line, uint32_t digits, uint8_t *fields) {
-  if (kSchemeTable[id].digits == 1) return line;
-  loops.join_digits(kDigitRules.of[id - kBase3][digits], line, fields);
+const uint8_t *make_fields(const Loops &loops, const Packing &packing, const uint8_t *line, uint32_t number, uint32_t digits, uint8_t *fields) {
+  if (kSchemeTable[packing.scheme].digits == 1) return line + size_t(number) * 64;
+  uint8_t vectors[5 * 64];
+  for (uint32_t d = 0; d < digits; d++) std::memcpy(vectors + d * 64, line + size_t(vector_of(packing, number, d)) * 64, 64);
+  loops.join_digits(kDigitRules.of[packing.scheme - kBase3][digits], vectors, fields);
   return fields;
 }
 
@@ -74,18 +76,18 @@ void store_in_unit(const Loops &loops, const Scheme &scheme, const uint8_t *fiel
   }
 }
 
-// `line` is readable, as zeros, for a whole field behind its end.
 void pack_line(const Loops &loops, const Packing &packing, const uint8_t *line, uint8_t *planes, uint8_t *shared) {
   const Scheme &scheme = kSchemeTable[packing.scheme];
   uint8_t fields[64];
-  for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits)
-    store_in_unit(loops, scheme, make_fields(loops, packing.scheme, line, scheme.digits, fields), f % scheme.fields,
+  const uint32_t in_units = packing.units * scheme.fields;
+  for (uint32_t f = 0; f < in_units; f++)
+    store_in_unit(loops, scheme, make_fields(loops, packing, line, f, scheme.digits, fields), f % scheme.fields,
                   planes + f / scheme.fields * scheme.planes * 64);
   uint32_t bit = packing.tail_bit;
-  for (uint32_t f = 0; f < packing.tail_fields; f++, line += 64 * scheme.digits) {
-    const uint32_t digits = f + 1 == packing.tail_fields ? packing.last_digits : scheme.digits;
+  for (uint32_t f = 0; f < packing.tail_fields; f++) {
+    const uint32_t digits = f + packing.short_fields < packing.tail_fields ? scheme.digits : packing.last_digits;
     const uint32_t bits = field_bits(packing.scheme, digits);
-    store_bits(loops, make_fields(loops, packing.scheme, line, digits, fields), bits, bit, shared);
+    store_bits(loops, make_fields(loops, packing, line, in_units + f, digits, fields), bits, bit, shared);
     bit += bits;
   }
 }
