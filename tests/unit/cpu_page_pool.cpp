@@ -1,6 +1,4 @@
 // Memory of pages (cpu/page_pool.h): zeros, in nobody else's way, counted to the byte, with and without mappings.
-#include "cpu/page_pool.h"
-
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "allocator.hpp"
+#include "cpu/page_pool.h"
 #include "random.hpp"
 
 using namespace kvq_test;
