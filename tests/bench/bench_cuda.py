@@ -76,9 +76,14 @@ def measure(driver, recipe, batch, context, heads, *more):
 def others(driver, heads):
     """Drafts (several new tokens of a sequence), and what it costs that results do not depend on the batch."""
     rows = [measure(driver, recipe, 8, 32768, heads, n) for recipe in ("tq-3", "pnmix") for n in (1, 2, 4, 8)]
-    rows += [measure(driver, "tq-3", batch, context, heads, 1, "invariant") for batch, context in ((8, 32768), (64, 4096), (16, 131072))]
+    rows += [
+        measure(driver, "tq-3", batch, context, heads, 1, "invariant")
+        for batch, context in ((8, 32768), (64, 4096), (16, 131072))
+    ]
     for row in rows:
-        print(" ".join(f"{key}={row.get(key)}" for key in ("recipe", "batch", "context", "new_tokens", "invariant", "microseconds")))
+        print(
+            " ".join(f"{key}={row.get(key)}" for key in ("recipe", "batch", "context", "new_tokens", "invariant", "microseconds"))
+        )
     return rows
 
 
