@@ -378,7 +378,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
 
 #define KVQ_STEP_QUERY_ONLY 1u    /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
 #define KVQ_STEP_DEVICE_SCORES 2u /* `scores` of kvq_step_end lies in device memory, written on the stream of the step's newest call */
-#define KVQ_STEP_INVARIANT 4u     /* results of a sequence are the bits of a step of it alone, as they always are on the CPU */
+#define KVQ_STEP_INVARIANT 4u     /* results of a sequence do not depend on the others by a bit, as they never do on the CPU */
 
 /* Begin a step: reserve all memory that it needs, for all sequences or for none.
  *
@@ -390,7 +390,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * step has ended, a sequence whose kept tokens had one in K, V or Q, and no other, is marked with the position of the first.  Calls on it
  * are refused (NONFINITE) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which clears the mark, and such forks.
  *
- * INVARIANT on CUDA: work is shared out for each sequence alone, slower for many short ones; UNSUPPORTED once a graph captured calls.
+ * INVARIANT on CUDA: sequences are cut into shares of one size, which a few short ones pay for; UNSUPPORTED once a graph captured calls.
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.
