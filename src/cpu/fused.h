@@ -137,7 +137,8 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   }
   if (dot.prefetch) *dot.prefetch = lines;
 #pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+  for (uint32_t r = 0; r < ROWS; r++)
+    if (r < 3 || row + r < dot.rows) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
 }
 
 // ---- fields of several digits, which are neighbouring quads: with 16 registers it is faster to decode them to memory once
@@ -253,7 +254,8 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
   for (; group * S::kDigits < dot.depth; group++, w += kStep) add_shared<S, kParts, ROWS, kWords>(sums, dot, group, at, part, w);
   if (dot.prefetch) *dot.prefetch = lines;
 #pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+  for (uint32_t r = 0; r < ROWS; r++)
+    if (r < 3 || row + r < dot.rows) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
 }
 
 #endif
@@ -287,8 +289,14 @@ void planes_scheme(const Dot &dot) {
   using S = SchemeOf<ID>;
   uint32_t row = 0;
   for (; row + 4 <= dot.rows; row += 4) planes_rows<S, QUADS, 4>(dot, row);
-  if (dot.rows - row >= 2) planes_rows<S, QUADS, 2>(dot, row), row += 2;
-  if (row < dot.rows) planes_rows<S, QUADS, 1>(dot, row);
+  switch (dot.rows - row) {
+    case 3:  // a fourth row of no use costs less than another block
+      return planes_rows<S, QUADS, 4>(dot, row);
+    case 2:
+      return planes_rows<S, QUADS, 2>(dot, row);
+    case 1:
+      return planes_rows<S, QUADS, 1>(dot, row);
+  }
 }
 
 void dot_planes(const Dot &dot) {

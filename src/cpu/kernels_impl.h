@@ -25,9 +25,10 @@ KVQ_INLINE Prefetch lines_of(const Dot &dot) {
   return {(const uint8_t *)dot.w, (const uint8_t *)dot.w};
 }
 
-// The next lines; the last of them again and again, which costs less than a branch in every loop.
+// The next lines; the last of them again and again, which costs less than a branch in loops that do much in a step.
 template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
+  if (KVQ_VECTOR_BYTES == 16 && lines->at >= lines->end) return;
   for (uint32_t i = 0; i < LINES; i++) {
     __builtin_prefetch(lines->at, 0, 3);
     lines->at += lines->at < lines->end ? 64 : 0;

@@ -80,10 +80,9 @@ KVQ_INLINE VFloat reduce_four(const VFloat (&x)[4], F &&f) {
   const VFloat v = f((VFloat)_mm256_unpacklo_pd(first, second), (VFloat)_mm256_unpackhi_pd(first, second));
   return f(v, swap_lanes<4>(v));
 #else
-  VFloat column[4];
-  for (uint32_t i = 0; i < 4; i++)
-    for (uint32_t r = 0; r < 4; r++) column[i][r] = x[r][i];
-  return f(f(column[0], column[1]), f(column[2], column[3]));
+  const auto fold = [&](VFloat a, VFloat b) { return f(__builtin_shufflevector(a, b, 0, 4, 1, 5), __builtin_shufflevector(a, b, 2, 6, 3, 7)); };
+  const VFloat first = fold(x[0], x[1]), second = fold(x[2], x[3]);
+  return f(__builtin_shufflevector(first, second, 0, 1, 4, 5), __builtin_shufflevector(first, second, 2, 3, 6, 7));
 #endif
 }
 KVQ_INLINE VFloat sum_four(const VFloat (&x)[4]) {
@@ -297,6 +296,14 @@ struct Table {
 };
 KVQ_INLINE Table load_table(const uint8_t *table) { return {_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table))}; }
 KVQ_INLINE VByte look_up(const Table &t, VByte x) { return (VByte)_mm256_shuffle_epi8(t.t, (__m256i)x); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr uint32_t kTableEntries = 16;
+constexpr bool kLooseIndex = false;
+struct Table {
+  uint8x16_t t;
+};
+KVQ_INLINE Table load_table(const uint8_t *table) { return {vld1q_u8(table)}; }
+KVQ_INLINE VByte look_up(const Table &t, VByte x) { return (VByte)vqtbl1q_u8(t.t, (uint8x16_t)x); }
 #else
 constexpr uint32_t kTableEntries = 0;
 constexpr bool kLooseIndex = false;

@@ -35,7 +35,8 @@ struct Sink {
 #ifdef KVQ_DIGIT_TABLES
   Digits digits[3];  // of base 5
 #endif
-  KVQ_INLINE_MEMBER uint8_t *digit(uint32_t f, uint32_t d) const { return out + vector_of(*packing, field + f, d) * 64; }
+  KVQ_INLINE_MEMBER uint8_t *first_digit(uint32_t f) const { return out + vector_of(*packing, field + f, 0) * 64; }
+  KVQ_INLINE_MEMBER size_t to_next_digit() const { return size_t(64) << packing->spread; }
 };
 
 template <uint32_t BITS, bool MAP>
@@ -49,10 +50,12 @@ KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte
 // as a fraction of 256 each multiplication by the base carries a digit over the point.
 template <class S, bool MAP>
 KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
+  uint8_t *out = sink.first_digit(field) + part * KVQ_VECTOR_BYTES;
+  const size_t step = sink.to_next_digit();
 #ifdef KVQ_DIGIT_TABLES
   if (S::kBase == 5 && digits == S::kDigits) {
 #pragma GCC unroll 3
-    for (uint32_t d = 0; d < S::kDigits; d++) store(sink.digit(field, d), look_up(sink.digits[d % 3], x));
+    for (uint32_t d = 0; d < S::kDigits; d++) store(out + d * step, look_up(sink.digits[d % 3], x));
     return;
   }
 #endif
@@ -64,7 +67,7 @@ KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part,
     odd *= (uint16_t)S::kBase;
     VByte code = (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
     if (MAP) code = look_up(sink.table, code);
-    store(sink.digit(field, d) + part * KVQ_VECTOR_BYTES, code);
+    store(out + d * step, code);
     even &= (uint16_t)0xff;
     odd &= (uint16_t)0xff;
   }

@@ -349,27 +349,15 @@ void wide_book(const BookView &book, const RowLanes *y, uint32_t n, const float 
     }
 }
 
+// By levels; null where thresholds have no loop of their own.
+using BookLanes = void (*)(const BookView &, const RowLanes *, uint32_t, const float *, CodeLanes *, uint64_t *);
+constexpr BookLanes kNarrowBooks[17] = {nullptr, nullptr, narrow_book<1>, narrow_book<2>, narrow_book<3>, narrow_book<4>,
+                                        narrow_book<5>, narrow_book<6>, narrow_book<7>, nullptr, nullptr, nullptr,
+                                        nullptr, nullptr, nullptr, nullptr, narrow_book<15>};
+
 void book_lanes(const BookView &book, const RowLanes *y, uint32_t n, const float *sigma, CodeLanes *codes, uint64_t *squares) {
-  switch (book.levels) {
-    case 2:
-      return narrow_book<1>(book, y, n, sigma, codes, squares);
-    case 3:
-      return narrow_book<2>(book, y, n, sigma, codes, squares);
-    case 4:
-      return narrow_book<3>(book, y, n, sigma, codes, squares);
-    case 5:
-      return narrow_book<4>(book, y, n, sigma, codes, squares);
-    case 6:
-      return narrow_book<5>(book, y, n, sigma, codes, squares);
-    case 7:
-      return narrow_book<6>(book, y, n, sigma, codes, squares);
-    case 8:
-      return narrow_book<7>(book, y, n, sigma, codes, squares);
-    case 16:
-      return narrow_book<15>(book, y, n, sigma, codes, squares);
-    default:
-      return wide_book(book, y, n, sigma, codes, squares);
-  }
+  const BookLanes narrow = book.levels < 17 ? kNarrowBooks[book.levels] : nullptr;
+  (narrow ? narrow : wide_book)(book, y, n, sigma, codes, squares);
 }
 
 void range_lanes(const RowLanes *y, uint32_t n, float *mn, float *mx) {
