@@ -126,7 +126,7 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
-    fetch<KVQ_VECTOR_BYTES / 32>(&lines);
+    fetch<kN>(&lines);
     Words words[kWords];
     load_codes<S, FIELD, Block::kParts>(words, x, tables[0]);
     add_words<ROWS, kWords>(sums, words, w);
@@ -243,7 +243,7 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
   uint32_t group = 0;
 #pragma GCC unroll 1
   for (; group < groups; group += QUADS, x += step) {
-    fetch<3>(&lines);
+    fetch<3 * Block::kVectors / 2>(&lines);
     add_digits<S, FIELD, kParts, ROWS, kWords>(sums, &source, x, w);
     w += kStep;
     if constexpr (QUADS == 2) {

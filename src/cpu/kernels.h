@@ -50,9 +50,8 @@ struct Packing {
   uint16_t tail_bit;                 // of the shared planes, where they begin; bit b is bit b mod 8 of plane b / 8
   uint32_t units, vectors;
 };
-static inline uint32_t vector_of(const Packing &packing, uint32_t field, uint32_t digit) {
-  const uint32_t group = (field >> packing.spread) * kSchemeTable[packing.scheme].digits;
-  return ((group + digit) << packing.spread) + (field & ((1u << packing.spread) - 1));
+static inline uint32_t vector_of(uint32_t digits, uint32_t spread, uint32_t field, uint32_t digit) {
+  return (((field >> spread) * digits + digit) << spread) + (field & ((1u << spread) - 1));
 }
 
 // Cache lines that are fetched beside other work: one with every step over codes, two with every step over floats.

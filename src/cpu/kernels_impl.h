@@ -25,10 +25,9 @@ KVQ_INLINE Prefetch lines_of(const Dot &dot) {
   return {(const uint8_t *)dot.w, (const uint8_t *)dot.w};
 }
 
-// The next lines; the last of them again and again, which costs less than a branch in loops that do much in a step.
+// The next lines; the last of them again and again.
 template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
-  if (KVQ_VECTOR_BYTES == 16 && lines->at >= lines->end) return;
   for (uint32_t i = 0; i < LINES; i++) {
     __builtin_prefetch(lines->at, 0, 3);
     lines->at += lines->at < lines->end ? 64 : 0;
@@ -105,7 +104,7 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
-    fetch<kQuads>(&lines);
+    if (lines.at < lines.end) fetch<kQuads>(&lines);
 #pragma GCC unroll 2
     for (uint32_t i = 0; i < kQuads; i++) add_quad<ROWS, VECTORS>(sums, x + i * stride, w + i * 16);
   }
@@ -167,7 +166,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
-    fetch<2>(&lines);
+    if (KVQ_VECTOR_BYTES > 16 || lines.at < lines.end) fetch<2>(&lines);
     VFloat value[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);

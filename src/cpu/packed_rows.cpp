@@ -51,7 +51,7 @@ static_assert(complete(kDigitRules));
 const uint8_t *make_fields(const Loops &loops, const Packing &packing, const uint8_t *line, uint32_t number, uint32_t digits, uint8_t *fields) {
   if (kSchemeTable[packing.scheme].digits == 1) return line + size_t(number) * 64;
   uint8_t vectors[5 * 64];
-  for (uint32_t d = 0; d < digits; d++) std::memcpy(vectors + d * 64, line + size_t(vector_of(packing, number, d)) * 64, 64);
+  for (uint32_t d = 0; d < digits; d++) std::memcpy(vectors + d * 64, line + size_t(vector_of(kSchemeTable[packing.scheme].digits, packing.spread, number, d)) * 64, 64);
   loops.join_digits(kDigitRules.of[packing.scheme - kBase3][digits], vectors, fields);
   return fields;
 }

@@ -30,13 +30,10 @@ template <bool MAP>
 struct Sink {
   Table table;
   uint8_t *out;          // of single digits: the unit's
-  const Packing *packing;
-  uint32_t field;        // the unit's first one
+  uint32_t field, spread;  // of digits: the unit's first field; Packing::spread, a copy that no store through `out` can change
 #ifdef KVQ_DIGIT_TABLES
   Digits digits[3];  // of base 5
 #endif
-  KVQ_INLINE_MEMBER uint8_t *first_digit(uint32_t f) const { return out + vector_of(*packing, field + f, 0) * 64; }
-  KVQ_INLINE_MEMBER size_t to_next_digit() const { return size_t(64) << packing->spread; }
 };
 
 template <uint32_t BITS, bool MAP>
@@ -50,8 +47,8 @@ KVQ_INLINE void put(const Sink<MAP> &sink, uint32_t vector, uint32_t part, VByte
 // as a fraction of 256 each multiplication by the base carries a digit over the point.
 template <class S, bool MAP>
 KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part, VByte x, uint32_t digits, uint32_t bits) {
-  uint8_t *out = sink.first_digit(field) + part * KVQ_VECTOR_BYTES;
-  const size_t step = sink.to_next_digit();
+  uint8_t *out = sink.out + size_t(vector_of(S::kDigits, sink.spread, sink.field + field, 0)) * 64 + part * KVQ_VECTOR_BYTES;
+  const size_t step = size_t(64) << sink.spread;
 #ifdef KVQ_DIGIT_TABLES
   if (S::kBase == 5 && digits == S::kDigits) {
 #pragma GCC unroll 3
@@ -154,7 +151,7 @@ void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t 
   Sink<MAP> sink{};
   if (MAP) sink.table = load_table(table);
   sink.out = codes;
-  sink.packing = &packing;
+  sink.spread = packing.spread;
 #ifdef KVQ_DIGIT_TABLES
   for (uint32_t d = 0; ID == kBase5 && d < 3; d++) sink.digits[d] = MAP ? load_digits(d, sink.table) : load_digits(d);
 #endif
