@@ -57,16 +57,17 @@ class Buffer {
   explicit Buffer(Arena &arena) : arena_(&arena) {}
   Buffer(Arena &arena, size_t bytes) : arena_(&arena) { reserve(bytes); }
   Buffer(Buffer &&other) noexcept : arena_(other.arena_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
-  ~Buffer() {
-    if (data_) arena_->release(data_, bytes_);
-  }
+  ~Buffer() { release(); }
   // At least this many bytes; what was there is lost if it grows.
   void reserve(size_t bytes) {
     if (data_ && bytes <= bytes_) return;
-    if (data_) arena_->release(data_, bytes_);
-    data_ = nullptr, bytes_ = 0;
+    release();
     data_ = arena_->allocate(bytes);
     bytes_ = bytes;
+  }
+  void release() noexcept {
+    if (data_) arena_->release(data_, bytes_);
+    data_ = nullptr, bytes_ = 0;
   }
   void *data() const { return data_; }
   size_t bytes() const { return bytes_; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/prompt.h"
+
 namespace kvq::cuda {
 
 namespace {
@@ -39,9 +41,11 @@ BlockShape block_shape(const Processors &processors, const BlockLimits &limits, 
   return {warps, bytes, std::max(1u, at_once)};
 }
 
-cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
+cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
+  if (launch.prompts.groups)
+    if (const cudaError_t error = attend_prompts(arguments, launch.prompts, processors, stream); error != cudaSuccess || !launch.others) return error;
   if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
-  return attend_general(arguments, processors, stream);
+  return attend_general(arguments, processors.count, stream);
 }
 
 }  // namespace kvq::cuda

@@ -80,6 +80,7 @@ class CudaBackend final : public Backend {
 
   void give_back(StepState *state) noexcept {
     order_.settle();
+    state->images.release();
     const std::lock_guard lock(states_mutex_);
     state->in_use = false;
   }
@@ -514,7 +515,7 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
     a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
     a.lse = call.lse;
   }
-  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_.count, turn.stream()));
+  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_, turn.stream()));
   state.saturated += saturated;
   if (!to_host) return KVQ_OK;
   Vector<float> host(out_size + lse_size, memory_);

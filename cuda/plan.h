@@ -38,6 +38,7 @@ struct SequenceEntry {
   uint32_t splits, group_begin;    // groups: [row block][kv head]
   uint32_t flip;                   // 1: classes are numbered the other way round in the table
   uint32_t index;                  // in Plan::findings
+  uint32_t first_tile, page_tiles; // prompts: among the tiles of all sequences; tiles of a listed page
 };
 
 // Page `p` of a sequence.
@@ -69,6 +70,11 @@ struct Plan {
   Findings *findings;    // [sequence]
   uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
+  // Prompts.
+  const SequenceEntry *sequences;
+  uint8_t *images;
+  uint32_t n_sequences, tiles;  // tiles: of a KV head, of all sequences
+  uint32_t heads_at_once;       // KV heads whose images there is room for
 };
 
 // ---- on the host
@@ -101,8 +107,17 @@ struct BlockShape {
   uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
 };
 
+// Sequences of a layer with many new tokens.
+struct PromptLaunch {
+  uint32_t groups = 0;  // of KV heads, one after the other; 0: there are no prompts
+  uint32_t plan = 0;    // index of their plan, counted from the layer's
+  bool splits = false;  // do some share the pages of a sequence?
+};
+
 // How a layer's attention runs in this step.
 struct LayerLaunch {
+  PromptLaunch prompts;
+  bool others = true;                    // are there sequences that are no prompts?
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
   uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
   BlockShape shape;

@@ -5,12 +5,13 @@
 
 #include "cuda/attend_fast.h"
 #include "cuda/check.h"
+#include "cuda/prompt.h"
 #include "cuda/table.h"
 
 namespace kvq::cuda {
 
 StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
-    : plans(arena), tables(arena), partials(arena), tickets(arena), launches(memory), host(memory) {}
+    : plans(arena), tables(arena), partials(arena), tickets(arena), images(arena), launches(memory), host(memory) {}
 
 namespace {
 
@@ -21,7 +22,7 @@ class Planner {
  public:
   Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state)
       : source_(source), shapes_(shapes), processors_(processors), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
-        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
+        plans_(memory_), prompt_plans_(memory_), sequences_(memory_), prompts_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
         patches_(memory_), tables_(memory_) {}
 
   Status run(cudaStream_t stream);
@@ -39,6 +40,9 @@ class Planner {
   void order_classes(const FusedKernel &kernel);
   void choose_splits(uint32_t layer, Plan *plan);
   void choose_blocks(LayerLaunch *launch, uint64_t items);
+  void take_prompts(uint32_t layer);
+  Plan plan_prompts(uint32_t layer);
+  void share_prompts(uint32_t layer, Plan *plan);
   char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
@@ -49,8 +53,9 @@ class Planner {
   Arena &arena_;
   StepState &state_;
   std::pmr::memory_resource *memory_;
-  Vector<Plan> plans_;
-  Vector<SequenceEntry> sequences_;  // of the layer
+  Vector<Plan> plans_, prompt_plans_;  // by layer
+  Vector<SequenceEntry> sequences_;    // of the layer
+  Vector<SequenceEntry> prompts_;      // of all layers: those with many new tokens
   Vector<PageEntry> pages_;          // raw ones
   Vector<RowEntry> rows_;
   Vector<ShareEntry> shares_;
@@ -59,6 +64,8 @@ class Planner {
   Patches patches_;
   Vector<SequenceTable *> tables_;   // by sequence; nullptr: it has no new tokens
   size_t partials_ = 0;
+  size_t images_ = 0;                // bytes, with partial results of prompts
+  size_t layer_prompts_ = 0;         // index of the layer's first prompt
   uint32_t groups_ = 0;
 };
 
@@ -98,10 +105,12 @@ void Planner::add_layer(uint32_t layer) {
     token += tokens;
   }
   plan.tokens = uint32_t(rows_.size() - first_row);
+  take_prompts(layer);
   choose_kernel(layer, &plan);
   choose_splits(layer, &plan);
   partials_ = std::max(partials_, size_t(plan.items) * plan.item_rows * (shape.dim_v + 2));
   plans_.push_back(plan);
+  prompt_plans_.push_back(plan_prompts(layer));
 }
 
 void Planner::add_sequence(uint32_t layer, size_t s, uint32_t first_query) {
@@ -146,6 +155,76 @@ Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, Sequ
     launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
   }
   return classes;
+}
+
+// Sequences with many new tokens leave the layer's others and get a plan of their own.
+void Planner::take_prompts(uint32_t layer) {
+  const LayerShape &shape = shapes_[layer];
+  layer_prompts_ = prompts_.size();
+  if (!has_prompt_kernel(shape.dim_k, shape.dim_v, processors_)) return;
+  size_t kept = 0;
+  for (size_t s = 0; s < sequences_.size(); s++) {
+    if (uint64_t(sequences_[s].n_queries) * (shape.q_heads / shape.kv_heads) < kLeastPromptRows) {
+      sequences_[kept] = sequences_[s], formats_[kept++] = formats_[s];
+      continue;
+    }
+    sequences_[s].page_tiles = 1;
+    for (const CudaPageFormat *format : formats_[s].format)
+      if (format) sequences_[s].page_tiles = std::max(sequences_[s].page_tiles, (format->page_tokens + kTile - 1) / kTile);
+    prompts_.push_back(sequences_[s]);
+  }
+  state_.launches[layer].others = kept > 0;
+  sequences_.resize(kept), formats_.resize(kept);
+}
+
+// Tiles of all prompts, and how many KV heads may have images at a time.
+Plan Planner::plan_prompts(uint32_t layer) {
+  const LayerShape &shape = shapes_[layer];
+  Plan plan{};
+  if (prompts_.size() == layer_prompts_) return plan;
+  plan.item_rows = kPromptRows;
+  plan.n_sequences = uint32_t(prompts_.size() - layer_prompts_);
+  plan.sequences = reinterpret_cast<const SequenceEntry *>(layer_prompts_);  // an offset until upload
+  for (size_t s = layer_prompts_; s < prompts_.size(); s++) {
+    SequenceEntry &entry = prompts_[s];
+    entry.first_tile = plan.tiles;
+    plan.tiles += entry.pages + entry.listed * (entry.page_tiles - 1);
+  }
+  const size_t head = std::max<size_t>(1, plan.tiles * tile_image_bytes(prompt_panels(shape.dim_k, shape.dim_v)));
+  plan.heads_at_once = uint32_t(std::clamp<size_t>(kImageBytes / head, 1, shape.kv_heads));
+  share_prompts(layer, &plan);
+  LayerLaunch &launch = state_.launches[layer];
+  launch.prompts.groups = (shape.kv_heads + plan.heads_at_once - 1) / plan.heads_at_once;
+  launch.prompts.plan = uint32_t(shapes_.size());
+  const size_t images = (head * plan.heads_at_once + 255) / 256 * 256;
+  plan.partials = reinterpret_cast<float *>(images);
+  images_ = std::max(images_, images + (launch.prompts.splits ? size_t(plan.items) * kPromptRows * (shape.dim_v + 2) * sizeof(float) : 0));
+  return plan;
+}
+
+// The longest items come first, so that the last ones to run are short.  Where there are few, they share the pages: as often as fills
+// the processors best, with a little less for what a split costs, and eight tiles at least.
+void Planner::share_prompts(uint32_t layer, Plan *plan) {
+  const LayerShape &shape = shapes_[layer];
+  const uint32_t ratio = shape.q_heads / shape.kv_heads, heads = std::min(shape.kv_heads, plan->heads_at_once);
+  const auto blocks = [&](const SequenceEntry &entry) { return uint32_t((uint64_t(entry.n_queries) * ratio + kPromptRows - 1) / kPromptRows); };
+  uint64_t items = 0;  // that run at a time, with one split
+  for (size_t s = layer_prompts_; s < prompts_.size(); s++) items += uint64_t(blocks(prompts_[s])) * heads;
+  uint32_t splits = 1;
+  double least = 1e30;
+  for (uint32_t n = 1; n <= kMaxSplits; n++) {
+    const double rounds = double((items * n + processors_.count - 1) / processors_.count), cost = rounds / n * (1 + 0.02 * n);
+    if (cost < least) least = cost, splits = n;
+  }
+  plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
+  for (size_t s = layer_prompts_; s < prompts_.size(); s++) {
+    SequenceEntry &entry = prompts_[s];
+    entry.splits = std::clamp<uint32_t>((entry.pages + entry.listed * (entry.page_tiles - 1)) / 8, 1, splits);
+    state_.launches[layer].prompts.splits |= entry.splits > 1;
+    for (uint32_t block = blocks(entry); block-- > 0;)
+      for (uint32_t split = 0; split < entry.splits; split++) shares_.push_back({entry, block, split, 0, 0});
+    plan->items += blocks(entry) * entry.splits * shape.kv_heads;
+  }
 }
 
 // Can one query serve both classes, and one rotation of the outputs?
@@ -256,10 +335,12 @@ char *Planner::place_tables(size_t plans, size_t all) {
 Status Planner::upload(cudaStream_t stream) {
   Vector<char> &host = state_.host;
   host.clear();
+  plans_.insert(plans_.end(), prompt_plans_.begin(), prompt_plans_.end());
   const size_t plans = append(&host, plans_), pages = append(&host, pages_), rows = append(&host, rows_);
-  const size_t shares = append(&host, shares_), findings = append(&host, findings_);
+  const size_t shares = append(&host, shares_), findings = append(&host, findings_), prompts = append(&host, prompts_);
   char *base = place_tables(plans_.size() * sizeof(Plan), host.size());
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
+  if (images_) state_.images.reserve(images_);
   if (groups_ > state_.tickets_ready) {
     state_.tickets_ready = groups_ * 2;
     state_.tickets.reserve(state_.tickets_ready * sizeof(uint32_t));
@@ -272,7 +353,9 @@ Status Planner::upload(cudaStream_t stream) {
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
     plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
-    plan.partials = state_.partials.as<float>();
+    plan.sequences = reinterpret_cast<const SequenceEntry *>(base + prompts) + reinterpret_cast<uintptr_t>(plan.sequences);
+    plan.images = state_.images.as<uint8_t>();
+    plan.partials = l < shapes_.size() ? state_.partials.as<float>() : reinterpret_cast<float *>(plan.images + reinterpret_cast<uintptr_t>(plan.partials));
     plan.tickets = state_.tickets.as<uint32_t>();
     plan.findings = state_.findings;
     std::memcpy(host.data() + plans + l * sizeof(Plan), &plan, sizeof plan);

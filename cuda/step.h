@@ -10,10 +10,12 @@
 
 namespace kvq::cuda {
 
-// Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
+// Device memory of a step.  Kept when the step ends (but for images) and given to the next one, so that a captured graph finds its
+// tables.
 struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
   Buffer plans, tables, partials, tickets;  // tables: what has no room behind the plans
+  Buffer images;                            // of prompts, with their partial results; until the step ends
   Vector<LayerLaunch> launches;  // by layer
   Vector<char> host;             // tables before they are uploaded
   Findings *findings = nullptr;  // on the device, by sequence

@@ -1,0 +1,31 @@
+// Attention of many new tokens at once: prompts and long turns.
+//
+// Pages are decoded once per call into images, fp16 tiles of 64 tokens as the tensor cores read them (prompt.cuh); then blocks of 128
+// rows multiply the images.  Images hold values as they are exported, by channel, so one kernel serves every codec and mixture of
+// pages.  All of them at once would take the memory that packing saved: heads take turns where there are more than kImageBytes.
+#pragma once
+#include "cuda/plan.h"
+
+namespace kvq::cuda {
+
+constexpr uint32_t kPromptRows = 128;       // (query, head) pairs of an item
+constexpr uint32_t kLeastPromptRows = 64;   // of a sequence: with fewer the decode kernels are faster
+constexpr size_t kImageBytes = size_t(1) << 28;
+
+// Images of a head dimension: `panels` of 64 channels (1, 2 or 4); 0: none can be made.
+constexpr uint32_t prompt_panels(uint32_t dim_k, uint32_t dim_v) {
+  const uint32_t dim = dim_k > dim_v ? dim_k : dim_v;
+  return dim <= 64 ? 1 : dim <= 128 ? 2 : dim <= 256 ? 4 : 0;
+}
+constexpr size_t image_bytes(uint32_t panels) { return size_t(panels) * 64 * 64 * 2; }
+// Of one tile and KV head: keys in two parts, values, and their scales.
+constexpr size_t tile_image_bytes(uint32_t panels) { return 3 * image_bytes(panels) + 8; }
+
+// Is there shared memory enough for a block?
+bool has_prompt_kernel(uint32_t dim_k, uint32_t dim_v, const Processors &processors);
+// Make the images of a group of KV heads.
+cudaError_t make_images(const AttendArguments &arguments, uint32_t group, uint32_t processors, cudaStream_t stream);
+// Decode and attend, head group by head group.  arguments.plan: of the prompts.
+cudaError_t attend_prompts(const AttendArguments &arguments, const PromptLaunch &launch, const Processors &processors, cudaStream_t stream);
+
+}  // namespace kvq::cuda
