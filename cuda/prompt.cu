@@ -1,8 +1,11 @@
 // The second kernel of prompt.h: blocks of 128 rows against images, online softmax in base 2, fp32 sums.
 //
-// Two groups of four warps have 64 rows each; another warp brings images.  Per tile: logits Q * K^T (for packed keys of both parts), probabilities
-// in fp16, outputs P * V.  Where masks cut into a tile, probabilities keep their second part too: a row that sees few tokens would
-// not average their rounding away.  Products with values run on while the next tile's logits are under way.
+// Two groups of four warps have 64 rows each; another warp brings images.  Per tile: logits Q * K^T (for packed keys of both parts),
+// weights P = probability * scale of the token's values, in fp16, outputs P * V.  A row's reference is its largest weight, not its largest
+// probability, so that a token that outshines all others has weight 1, which fp16 holds.  Where a mask cuts into a tile, weights keep their
+// second part too: a row that sees few tokens would not average their rounding away; nor would one of few channels.  Where numbers of
+// values are rounded, both parts of both are multiplied (but for the product of the small ones).
+// While a tile's weights are computed, products with the last tile's values are under way.
 #include <algorithm>
 
 #include "cuda/fused.cuh"
@@ -15,6 +18,9 @@ namespace {
 // Three groups of four warps; with wgmma the registers of the last one, of which one warp works, go to the others.
 constexpr uint32_t kThreads = 384;
 constexpr uint32_t kSlack = 1024;  // to align images
+constexpr uint32_t kFewChannels = 96;
+constexpr uint32_t kLeastSlots = 4;  // values of the last tile, keys and values of this one
+constexpr uint32_t slot_bytes(uint32_t panels) { return uint32_t(image_bytes(panels) + kLineBytes); }
 
 // Dynamic shared memory: queries (an image for each group of warps), then the ring.
 struct SharedShape {
@@ -22,10 +28,10 @@ struct SharedShape {
 };
 SharedShape shared_shape(uint32_t dim_k, uint32_t dim_v, const Processors &processors) {
   constexpr uint32_t kFixed = kSlack + 2048;  // and what is static
-  const uint32_t panels = prompt_panels(dim_k, dim_v), image = uint32_t(image_bytes(panels)), queries = 2 * image;
+  const uint32_t panels = prompt_panels(dim_k, dim_v), image = uint32_t(image_bytes(panels)), queries = 2 * image, slot = slot_bytes(panels);
   if (panels == 0 || processors.block_bytes < kFixed + queries) return {0, 0};
-  const uint32_t slots = std::min((processors.block_bytes - kFixed - queries) / image, kMaxSlots);
-  return slots < 3 ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * image};
+  const uint32_t slots = std::min((processors.block_bytes - kFixed - queries) / slot, kMaxSlots);
+  return slots < kLeastSlots ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * slot};
 }
 
 // ---- the warp that brings images
@@ -48,17 +54,18 @@ struct Bringer {
   Cursor at;
 
   __device__ __forceinline__ void await_slot() { await(barriers.empty + at.slot, at.round ^ 1); }
-  __device__ __forceinline__ void bring(const uint8_t *image) {
-    copy_image(ring + at.slot * images.bytes, image, images.bytes, barriers.full + at.slot, lane);
+  __device__ __forceinline__ void bring(const uint8_t *image, uint32_t bytes) {
+    copy_image(ring + at.slot * (images.bytes + uint32_t(kLineBytes)), image, bytes, barriers.full + at.slot, lane);
     at.next(slots);
   }
   __device__ __forceinline__ void bring_tile(const TileHead &head, uint32_t kv_head, uint32_t tile) {
     await_slot();
     if (lane == 0) heads[at.slot] = head;
-    bring(images.at(kv_head, tile, Image::keys));
-    if (head.low) await_slot(), bring(images.at(kv_head, tile, Image::keys_low));
+    bring(images.at(kv_head, tile, Image::keys), images.bytes);
+    if (head.has(TileHead::kKeysLow)) await_slot(), bring(images.at(kv_head, tile, Image::keys_low), images.bytes);
     await_slot();
-    bring(images.at(kv_head, tile, Image::values));
+    bring(images.at(kv_head, tile, Image::values), images.bytes + uint32_t(kLineBytes));
+    if (head.has(TileHead::kValuesLow)) await_slot(), bring(images.at(kv_head, tile, Image::values_low), images.bytes);
   }
   __device__ __forceinline__ void end_item() {
     await_slot();
@@ -79,14 +86,15 @@ struct Bringer {
         const bool seen = part.count > 0 && part.low < sight.any_end && part.high >= sight.any_begin;
         const bool masked = part.count < kTile || part.high >= sight.all_end || part.low < sight.all_begin;
         if (seen) {
-          const float2 scales = *reinterpret_cast<const float2 *>(images.scales(kv_head, sequence.first_tile + first + lane));
-          mine = {part.count, part.position, part.positions, masked, !is_exact(part_format(sequence, part.kind, item.head, 0)), scales.x, scales.y};
+          const TileNote note = *images.note(kv_head, sequence.first_tile + first + lane);
+          const uint32_t flags = masked * TileHead::kMasked | note.low * TileHead::kKeysLow | note.rounded * TileHead::kValuesLow | note.zeros * TileHead::kZeros;
+          mine = {part.count, part.position, part.positions, flags, note.key_scale};
         }
       }
       for (uint32_t left = __ballot_sync(~0u, mine.tokens > 0); left; left &= left - 1) {
         const int from = __ffs(int(left)) - 1;
         const auto of = [&](auto x) { return __shfl_sync(~0u, x, from); };
-        const TileHead head{of(mine.tokens), of(mine.position), of(mine.positions), of(mine.masked), of(mine.low), of(mine.key_scale), of(mine.value_scale)};
+        const TileHead head{of(mine.tokens), of(mine.position), of(mine.positions), of(mine.flags), of(mine.key_scale)};
         bring_tile(head, kv_head, sequence.first_tile + first + uint32_t(from));
       }
     }
@@ -98,25 +106,42 @@ struct Bringer {
 
 __device__ __forceinline__ void meet(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
+// Eight channels of a query, entered one by one.
+__device__ __forceinline__ uint4 enter_eight(const AttendArguments &a, const Item &item, uint32_t row, uint32_t channel) {
+  uint32_t words[4] = {};
+  for (uint32_t j = 0; j < 8 && channel + j < a.dim_k; j++) words[j / 2] |= uint32_t(float_to_half(load_query(item, a, row, channel + j))) << j % 2 * 16;
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Rows of a group of warps as an image, entered by rule 1.4 and not scaled.
 template <int P>
 __device__ void enter_queries(const AttendArguments &a, const Item &item, uint32_t group, uint8_t *image) {
-  const bool halves = a.q.dtype == KVQ_DTYPE_F16;
-  for (uint32_t i = threadIdx.x % 128; i < 64 * 8 * P; i += 128) {
-    const uint32_t row = i / (8 * P), eight = i % (8 * P), mine = 64 * group + row, channel = 8 * eight;
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (mine < item.rows && channel < a.dim_k) {
-      const int64_t at = int64_t(item.sequence->first_query + row_query(item, a, mine)) * a.q.token_stride + int64_t(row_head(item, a, mine)) * a.q.head_stride + channel;
-      const uint16_t *from = static_cast<const uint16_t *>(a.q.data) + at;
-      const bool whole = halves && channel + 8 <= a.dim_k && reinterpret_cast<uintptr_t>(from) % 16 == 0;
-      if (whole) x = *reinterpret_cast<const uint4 *>(from);
-      if (!whole || !is_plain(make_uint2(x.x, x.y)) || !is_plain(make_uint2(x.z, x.w))) {
-        uint32_t words[4] = {};
-        for (uint32_t j = 0; j < 8 && channel + j < a.dim_k; j++) words[j / 2] |= uint32_t(float_to_half(load_query(item, a, mine, channel + j))) << j % 2 * 16;
-        x = make_uint4(words[0], words[1], words[2], words[3]);
-      }
+  constexpr uint32_t kPieces = 4 * P;  // of a thread
+  const bool wide = a.q.dtype == KVQ_DTYPE_F16 && (reinterpret_cast<uintptr_t>(a.q.data) | a.q.token_stride * 2 | a.q.head_stride * 2) % 16 == 0;
+  const uint32_t eight = threadIdx.x % (8 * P), channel = 8 * eight;
+  const auto row_of = [&](uint32_t i) { return (threadIdx.x % 128 + 128 * i) / (8 * P); };
+  uint4 x[kPieces];
+  uint32_t slow = 0;  // pieces that are not read at once
+#pragma unroll
+  for (uint32_t i = 0; i < kPieces; i++) {  // all of them under way together
+    const uint32_t row = 64 * group + row_of(i);
+    x[i] = make_uint4(0, 0, 0, 0);
+    if (row >= item.rows || channel >= a.dim_k) continue;
+    if (!wide || channel + 8 > a.dim_k) {
+      slow |= 1u << i;
+      continue;
     }
-    *reinterpret_cast<uint4 *>(image + image_offset(row, eight)) = x;
+    const int64_t at = int64_t(item.sequence->first_query + row_query(item, a, row)) * a.q.token_stride + int64_t(row_head(item, a, row)) * a.q.head_stride + channel;
+    x[i] = *reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(a.q.data) + at);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kPieces; i++) {
+    if (!is_plain(make_uint2(x[i].x, x[i].y)) || !is_plain(make_uint2(x[i].z, x[i].w))) slow |= 1u << i;
+    *reinterpret_cast<uint4 *>(image + image_offset(row_of(i), eight)) = x[i];
+  }
+  for (; slow; slow &= slow - 1) {
+    const uint32_t row = row_of(uint32_t(__ffs(int(slow)) - 1));
+    *reinterpret_cast<uint4 *>(image + image_offset(row, eight)) = enter_eight(a, item, 64 * group + row, channel);
   }
 }
 
@@ -146,14 +171,14 @@ struct QueryOperand {
 // What a lane has of its two rows.
 template <int P>
 struct RowSums {
-  float m[2] = {kUnseen, kUnseen}, l[2] = {0, 0};
-  float unit = 0;  // of o
+  float m[2] = {kUnseen, kUnseen}, l[2] = {0, 0};  // the largest logarithm of a weight; sum of probabilities
+  float zero[2] = {0, 0};                          // sum of weight times zero
   float o[P][32];
-  __device__ __forceinline__ void scale(float first, float second) {
+  __device__ __forceinline__ void scale_outputs(const float (&alpha)[2]) {
 #pragma unroll
     for (int p = 0; p < P; p++)
 #pragma unroll
-      for (int i = 0; i < 32; i++) o[p][i] *= i & 2 ? second : first;
+      for (int i = 0; i < 32; i++) o[p][i] *= alpha[i / 2 % 2];
   }
 };
 
@@ -172,89 +197,89 @@ __device__ __forceinline__ void hide(const TileHead &tile, const uint32_t *posit
     }
 }
 
-// Logits to probabilities, which are returned in s, against the rows' references.
+// Logits to weights, which are returned in s, against the rows' references; alpha: what older sums are multiplied with.
 template <int P>
-__device__ __forceinline__ void soften(const AttendArguments &a, const TileHead &tile, const uint32_t *positions, uint32_t t, const Visible (&sees)[2], float (&s)[32],
-                                       RowSums<P> &sums) {
+__device__ __forceinline__ void soften(const AttendArguments &a, const TileHead &tile, const TokenLine &line, const uint32_t *positions, uint32_t t,
+                                       const Visible (&sees)[2], float (&s)[32], RowSums<P> &sums, float (&alpha)[2]) {
   const float unit = a.scale * kLog2E * tile.key_scale;
-#pragma unroll
-  for (int i = 0; i < 32; i++) s[i] *= unit;
   if (a.softcap > 0)
 #pragma unroll
-    for (int i = 0; i < 32; i++) s[i] = cap_logit(s[i], a.softcap);
-  if (tile.masked) hide(tile, positions, t, sees, s);
-  float alpha[2];
+    for (int i = 0; i < 32; i++) s[i] = cap_logit(s[i] * unit, a.softcap);
+  const float factor = a.softcap > 0 ? 1.0f : unit;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const float2 scale = *reinterpret_cast<const float2 *>(line.log_scale + 8 * j + 2 * t);
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[4 * j + i] = fmaf(s[4 * j + i], factor, i % 2 ? scale.y : scale.x);
+  }
+  if (tile.has(TileHead::kMasked)) hide(tile, positions, t, sees, s);
 #pragma unroll
   for (int row = 0; row < 2; row++) {
-    float top = sums.m[row];
+    float tops[2] = {sums.m[row], sums.m[row]};  // two chains
 #pragma unroll
-    for (int i = 0; i < 16; i++) top = fmaxf(top, s[i / 2 * 4 + 2 * row + i % 2]);
+    for (int i = 0; i < 16; i++) tops[i % 2] = fmaxf(tops[i % 2], s[i / 2 * 4 + 2 * row + i % 2]);
+    float top = fmaxf(tops[0], tops[1]);
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     alpha[row] = exp2_fast(sums.m[row] - top);
-    sums.m[row] = top;
-    float sum = 0;
+    sums.m[row] = top, sums.l[row] *= alpha[row], sums.zero[row] *= alpha[row];
+  }
+  float l[4] = {};
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      float &x = s[i / 2 * 4 + 2 * row + i % 2];
-      x = exp2_fast(x - top);
-      sum += x;
+  for (int j = 0; j < 8; j++) {
+    const float2 inverse = *reinterpret_cast<const float2 *>(line.inverse + 8 * j + 2 * t);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float &x = s[4 * j + i];
+      x = exp2_fast(x - sums.m[i / 2]);
+      l[i] = fmaf(x, i % 2 ? inverse.y : inverse.x, l[i]);
     }
-    sums.l[row] = fmaf(sums.l[row], alpha[row], sum);
   }
-  if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) sums.scale(alpha[0], alpha[1]);
-  if (tile.value_scale == sums.unit) return;
-  if (tile.value_scale > sums.unit) {
-    const float less = sums.unit / tile.value_scale;
-    sums.scale(less, less);
-    sums.unit = tile.value_scale;
-    return;
-  }
-  const float ratio = tile.value_scale / sums.unit;
+  sums.l[0] += l[0] + l[1], sums.l[1] += l[2] + l[3];
+  if (!tile.has(TileHead::kZeros)) return;
 #pragma unroll
-  for (int i = 0; i < 32; i++) s[i] *= ratio;
+  for (int j = 0; j < 8; j++) {
+    const float2 zero = *reinterpret_cast<const float2 *>(line.zero + 8 * j + 2 * t);
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums.zero[i / 2] = fmaf(s[4 * j + i], i % 2 ? zero.y : zero.x, sums.zero[i / 2]);
+  }
 }
 
 __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
   const __half2 both = __floats2half2_rn(x, y);
   return *reinterpret_cast<const uint32_t *>(&both);
 }
-// Probabilities as A operands; what they leave stays in s.
-__device__ __forceinline__ void pack_weights(float (&s)[32], uint32_t (&p)[4][4]) {
+// Weights as A operands, or what those leave.
+__device__ __forceinline__ void pack_weights(const float (&s)[32], bool rest, uint32_t (&p)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) p[i / 4][i % 4] = pack_halves(s[2 * i], s[2 * i + 1]);
+  if (!rest) return;
 #pragma unroll
   for (int i = 0; i < 16; i++) {
-    p[i / 4][i % 4] = pack_halves(s[2 * i], s[2 * i + 1]);
     const float2 near = __half22float2(*reinterpret_cast<const __half2 *>(&p[i / 4][i % 4]));
-    s[2 * i] -= near.x, s[2 * i + 1] -= near.y;
+    p[i / 4][i % 4] = pack_halves(s[2 * i] - near.x, s[2 * i + 1] - near.y);
   }
-}
-
-template <int P>
-__device__ __forceinline__ void add_values(const uint32_t (&p)[4][4], uint32_t image, RowSums<P> &sums) {
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-#pragma unroll
-    for (int panel = 0; panel < P; panel++) multiply_values(sums.o[panel], p[k], image, panel, k);
 }
 
 struct Ring {
   RingBarriers &barriers;
   const TileHead *heads;
-  uint32_t base, image_bytes, slots;
+  const uint8_t *memory;
+  uint32_t base, slot_bytes, slots;  // base: shared address of `memory`
   Cursor at;
-  __device__ __forceinline__ uint32_t await_image() const {
-    await(barriers.full + at.slot, at.round);
-    return base + at.slot * image_bytes;
+  // The shared address of an image that has come.
+  __device__ __forceinline__ uint32_t await_image(const Cursor &place) const {
+    await(barriers.full + place.slot, place.round);
+    return base + place.slot * slot_bytes;
   }
-  __device__ __forceinline__ void release(uint32_t slot) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(barriers.empty + slot);
-  }
-  // The slot that was awaited; the next one is the cursor's.
-  __device__ __forceinline__ uint32_t pass() {
-    const uint32_t slot = at.slot;
+  __device__ __forceinline__ Cursor take() {
+    const Cursor place = at;
     at.next(slots);
-    return slot;
+    return place;
+  }
+  __device__ __forceinline__ void release(const Cursor &place) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(barriers.empty + place.slot);
   }
 };
 
@@ -264,56 +289,94 @@ __device__ __forceinline__ void settle_outputs(RowSums<P> &sums) {
   for (int panel = 0; panel < P; panel++) settle(sums.o[panel]);
 }
 
+// A tile and its places in the ring.
+struct Taken {
+  TileHead head;
+  Cursor keys, keys_low, values, values_low;
+};
+
+// The next tile; without one the item is over.
+__device__ __forceinline__ bool take_tile(Ring &ring, Taken &tile) {
+  tile.keys = ring.take();
+  ring.await_image(tile.keys);
+  tile.head = ring.heads[tile.keys.slot];
+  tile.head.flags = uniform(tile.head.flags);
+  if (tile.head.tokens == 0) {
+    ring.release(tile.keys);
+    return false;
+  }
+  if (tile.head.has(TileHead::kKeysLow)) tile.keys_low = ring.take();
+  tile.values = ring.take();
+  if (tile.head.has(TileHead::kValuesLow)) tile.values_low = ring.take();
+  return true;
+}
+
+template <int P>
+__device__ __forceinline__ void begin_logits(const QueryOperand<P> &q, const Ring &ring, const Taken &tile, float (&s)[32]) {
+  begin_products();
+  q.multiply(s, ring.await_image(tile.keys), 0);
+  if (tile.head.has(TileHead::kKeysLow)) q.multiply(s, ring.await_image(tile.keys_low), 1);
+  commit_products();
+}
+
+template <int P>
+__device__ __forceinline__ void begin_values(const Ring &ring, const Cursor &values, const uint32_t (&p)[4][4], RowSums<P> &sums) {
+  const uint32_t image = ring.await_image(values);
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    if constexpr (P == 1)
+      multiply_values(sums.o[0], p[k], image, 0, k);
+    else
+#pragma unroll
+      for (int panel = 0; panel < P; panel += 2) multiply_values(sums.o[panel], sums.o[panel + 1], p[k], image, panel, k);
+  }
+  commit_products();
+}
+
+// The tiles of an item.  A tile's weights are ready when the loop comes to it.
 template <int P>
 __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryOperand<P> &q, const uint32_t *positions, uint32_t t, const Visible (&sees)[2], Ring &ring,
                                           RowSums<P> &sums) {
-  constexpr uint32_t kNone = ~0u;
-  uint32_t values = kNone;  // the slot that products with values are under way from
-  for (;;) {
-    uint32_t image = ring.await_image();
-    const TileHead tile = ring.heads[ring.at.slot];
-    if (tile.tokens == 0) break;
-    float s[32];
-    begin_products();
-    q.multiply(s, image, 0);
-    commit_products();
-    const uint32_t keys = ring.pass();
-    uint32_t low = kNone;
-    if (tile.low) {
-      image = ring.await_image();
-      begin_products();
-      q.multiply(s, image, 1);
-      commit_products();
-      low = ring.pass();
-    }
-    await_products();
+  Taken tile, last;
+  float s[32];
+  uint32_t p[4][4];
+  bool first = true;
+  while (take_tile(ring, tile)) {
+    begin_logits(q, ring, tile, s);
+    if (!first) begin_values(ring, last.values, p, sums);
+    if (first)
+      await_products<0>();
+    else
+      await_products<1>();
     settle(s);
+    ring.release(tile.keys);
+    if (tile.head.has(TileHead::kKeysLow)) ring.release(tile.keys_low);
+    ring.await_image(tile.values);
+    const TokenLine &line = *reinterpret_cast<const TokenLine *>(ring.memory + tile.values.slot * ring.slot_bytes + image_bytes(P));
+    float alpha[2];
+    soften(a, tile.head, line, positions, t, sees, s, sums, alpha);
+    await_products<0>();
     settle_outputs(sums);
-    ring.release(keys);
-    if (low != kNone) ring.release(low);
-    if (values != kNone) ring.release(values);
-    soften(a, tile, positions, t, sees, s, sums);
-    uint32_t p[4][4];
-    pack_weights(s, p);
-    image = ring.await_image();
-    if (tile.masked) {
-      uint32_t rest[4][4];
-      pack_weights(s, rest);
-      begin_products();
-      add_values(rest, image, sums);
-      commit_products();
-      await_products();
+    if (!first) ring.release(last.values);
+    if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) sums.scale_outputs(alpha);
+    const bool low = tile.head.has(TileHead::kValuesLow), rest = low || tile.head.has(TileHead::kMasked) || a.dim_v < kFewChannels;
+#pragma unroll 1
+    for (uint32_t part = rest ? 0 : 2; part < (low ? 2 : 1); part++) {  // the weights' second part; the values'
+      pack_weights(s, part == 0, p);
+      begin_values(ring, part ? tile.values_low : tile.values, p, sums);
+      await_products<0>();
       settle_outputs(sums);
     }
-    begin_products();
-    add_values(p, image, sums);
-    commit_products();
-    values = ring.pass();
+    if (low) ring.release(tile.values_low);
+    pack_weights(s, false, p);
+    last = tile, first = false;
   }
-  await_products();
+  if (first) return;
+  begin_values(ring, last.values, p, sums);
+  await_products<0>();
   settle_outputs(sums);
-  if (values != kNone) ring.release(values);
-  ring.release(ring.pass());
+  ring.release(last.values);
 }
 
 // ---- results
@@ -345,6 +408,36 @@ __device__ __forceinline__ RowEnd end_row(const AttendArguments &a, const Item &
   return {int64_t(token) * a.out.token_stride + int64_t(head) * a.out.head_stride, l > 0 ? scale / l : 0.0f};
 }
 
+// Outputs of two rows back from their rotation (section 3): channel 64 * p + 8 * j + 2 * t + odd.
+template <int P>
+__device__ __forceinline__ void unrotate(const TensorFormat &f, uint32_t t, float (&o)[P][32]) {
+#pragma unroll
+  for (int bit = 1; bit < 64 * P; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 32 * P; i++) {
+      // Bits of i: odd, row, j (three), panel.
+      float &x = o[i / 32][i % 32];
+      if (bit == 2 || bit == 4) {
+        const float other = __shfl_xor_sync(~0u, x, bit / 2);
+        x = t & (bit / 2) ? other - x : x + other;
+      } else {
+        const int partner = bit == 1 ? 1 : bit / 2;
+        if (i & partner) continue;
+        float &y = o[(i | partner) / 32][(i | partner) % 32];
+        const float sum = x + y, difference = x - y;
+        x = sum, y = difference;
+      }
+    }
+  const float scale = rsqrtf(64.0f * P);
+  const uint64_t seed = sign_seed(f.seed, f.tensor, 0, f.region[0].rotation);
+#pragma unroll
+  for (int p = 0; p < P; p++) {
+    const uint64_t signs = splitmix64(seed ^ p) >> 2 * t;
+#pragma unroll
+    for (int i = 0; i < 32; i++) o[p][i] *= signs >> (i / 4 * 8 + i % 2) & 1u ? -scale : scale;
+  }
+}
+
 // use(channel, x, y): two channels of a row.
 template <int P, class Use>
 __device__ __forceinline__ void for_outputs(const RowSums<P> &sums, int i, uint32_t t, uint32_t dim_v, Use &&use) {
@@ -353,7 +446,7 @@ __device__ __forceinline__ void for_outputs(const RowSums<P> &sums, int i, uint3
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       const uint32_t channel = 64 * p + 8 * j + 2 * t;
-      if (channel < dim_v) use(channel, sums.o[p][4 * j + 2 * i] * sums.unit, sums.o[p][4 * j + 2 * i + 1] * sums.unit);
+      if (channel < dim_v) use(channel, sums.o[p][4 * j + 2 * i], sums.o[p][4 * j + 2 * i + 1]);
     }
 }
 
@@ -427,7 +520,15 @@ __device__ __forceinline__ void attend_rows(const Plan &plan, const AttendArgume
     for (int i = 0; i < 32; i++) sums.o[p][i] = 0;
   use_tiles<P>(a, q, item.sequence->positions, t, sees, ring, sums);
 #pragma unroll
-  for (int i = 0; i < 2; i++) sums.l[i] += __shfl_xor_sync(~0u, sums.l[i], 1), sums.l[i] += __shfl_xor_sync(~0u, sums.l[i], 2);
+  for (int i = 0; i < 2; i++) {
+    sums.l[i] += __shfl_xor_sync(~0u, sums.l[i], 1), sums.l[i] += __shfl_xor_sync(~0u, sums.l[i], 2);
+    sums.zero[i] += __shfl_xor_sync(~0u, sums.zero[i], 1), sums.zero[i] += __shfl_xor_sync(~0u, sums.zero[i], 2);
+  }
+#pragma unroll
+  for (int p = 0; p < P; p++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) sums.o[p][i] += sums.zero[i / 2 % 2];
+  if (const TensorFormat *space = value_space(*item.sequence, item.head)) unrotate<P>(*space, t, sums.o);
   store_rows<P>(plan, a, item, first_row, t, sums);
 }
 
@@ -454,7 +555,8 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
   __syncthreads();
   const Plan plan = *a.plan;
   const HeadGroup of(plan, a, group);
-  const uint32_t ring_base = shared_address(memory) + 2 * uint32_t(image_bytes(P)), items = plan.items / a.kv_heads * of.count;
+  const uint8_t *ring_memory = memory + 2 * image_bytes(P);
+  const uint32_t ring_base = shared_address(ring_memory), items = plan.items / a.kv_heads * of.count;
   const auto item_of = [&](uint32_t i) { return find_item(plan, a, i / of.count * a.kv_heads + of.first + i % of.count); };
   if (threadIdx.x / 32 >= kUsers) {
     give_registers<40>();
@@ -464,7 +566,7 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) bringer.bring_item(plan, item_of(i), i % of.count);
   } else {
     take_registers<232>();
-    Ring ring{barriers, heads, ring_base, uint32_t(image_bytes(P)), slots, {}};
+    Ring ring{barriers, heads, ring_memory, ring_base, slot_bytes(P), slots, {}};
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) attend_rows<P>(plan, a, item_of(i), memory, ring);
   }
 }

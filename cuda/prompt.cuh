@@ -2,8 +2,12 @@
 //
 // An image is [panel][64 tokens][64 channels] fp16: rows of 128 bytes whose 16-byte pieces are exchanged by the token's last three bits,
 // which is the 128-byte swizzle of the matrix descriptors of sm_90 and spreads ldmatrix over all banks.  Channels and tokens that do
-// not exist are 0.  A tile of a head has three: keys = high + low (low only where high is not exact) and values, all times a power of
-// two (1, unless values are tiny or beyond fp16).
+// not exist are 0.  A tile of a head has up to four images.
+//
+// Keys = (high + low) * key_scale, by channel, as they are exported; low only where high is not exact.
+// Values = scale * (number + zero), scale and zero of the token: numbers are small integers, exact in fp16, where the page has a scale
+// for each token; else they are values times a power of two, high + low.  Where all pages of a head have values in the same rotation, numbers stay
+// in it, and raw values are brought there; outputs leave it at the end.
 #pragma once
 #include "cuda/attend.cuh"
 #include "cuda/prompt.h"
@@ -13,10 +17,25 @@ namespace kvq::cuda {
 enum class Image : uint32_t {
   keys,
   keys_low,
-  values
+  values,
+  values_low
 };
 
-// A tile's scales: what an image's numbers are multiplied with.
+// Of the tokens of a tile, behind the image of its values.
+struct TokenLine {
+  float log_scale[kTile], inverse[kTile];  // log2(scale), 1 / scale
+  float zero[kTile];
+};
+static_assert(sizeof(TokenLine) <= kLineBytes);
+
+struct TileNote {
+  float key_scale;
+  uint32_t low;      // keys have a second image
+  uint32_t rounded;  // numbers of values have a second image
+  uint32_t zeros;    // tokens have zeros
+};
+static_assert(sizeof(TileNote) == kNoteBytes);
+
 struct Images {
   uint8_t *base;
   uint32_t tiles, heads, bytes;  // of a head; at once; of an image
@@ -24,11 +43,14 @@ struct Images {
       : base(plan.images), tiles(plan.tiles), heads(plan.heads_at_once), bytes(uint32_t(image_bytes(panels))) {}
   // head: counted from the first of its group.
   __device__ __forceinline__ uint8_t *at(uint32_t head, uint32_t tile, Image image) const {
-    const size_t index = size_t(head) * tiles + tile;
-    return base + (index * 3 + uint32_t(image)) * bytes;
+    const uint32_t offset = uint32_t(image) * bytes + (image == Image::values_low ? uint32_t(kLineBytes) : 0);
+    return base + (size_t(head) * tiles + tile) * (4 * bytes + kLineBytes) + offset;
   }
-  __device__ __forceinline__ float *scales(uint32_t head, uint32_t tile) const {
-    return reinterpret_cast<float *>(base + size_t(heads) * tiles * 3 * bytes) + 2 * (size_t(head) * tiles + tile);
+  __device__ __forceinline__ TokenLine *line(uint32_t head, uint32_t tile) const {
+    return reinterpret_cast<TokenLine *>(at(head, tile, Image::values) + bytes);
+  }
+  __device__ __forceinline__ TileNote *note(uint32_t head, uint32_t tile) const {
+    return reinterpret_cast<TileNote *>(base + size_t(heads) * tiles * (4 * bytes + kLineBytes)) + size_t(head) * tiles + tile;
   }
 };
 // Offset of eight channels of a token in an image.
@@ -77,7 +99,22 @@ __device__ __forceinline__ const TensorFormat *part_format(const SequenceEntry &
   const TensorFormat *all = kind == kRawKind ? nullptr : sequence.tensors[kind];
   return all ? all + 2 * head + tensor : nullptr;
 }
-// Are keys of this format fp16 numbers?
-__device__ __forceinline__ bool is_exact(const TensorFormat *f) { return !f || (f->family == Family::raw && !f->mu); }
+
+// Values that have a scale for each token and integers up to 127.
+__device__ __forceinline__ bool has_numbers(const TensorFormat &f) {
+  return f.layout == Layout::fragments && (f.family == Family::rows_book || f.family == Family::rows_affine);
+}
+// The format whose rotation the values of a head are in: nullptr, none.
+__device__ __forceinline__ const TensorFormat *value_space(const SequenceEntry &sequence, uint32_t head) {
+  const TensorFormat *space = nullptr;
+  for (const TensorFormat *all : sequence.tensors) {
+    const TensorFormat *f = all ? all + 2 * head + 1 : nullptr;
+    if (!f) continue;
+    if (!has_numbers(*f) || !f->rotate) return nullptr;
+    if (space && (space->seed != f->seed || space->region[0].rotation != f->region[0].rotation)) return nullptr;
+    space = f;
+  }
+  return space;
+}
 
 }  // namespace kvq::cuda

@@ -10,16 +10,19 @@ namespace kvq::cuda {
 
 constexpr uint32_t kPromptRows = 128;       // (query, head) pairs of an item
 constexpr uint32_t kLeastPromptRows = 64;   // of a sequence: with fewer the decode kernels are faster
-constexpr size_t kImageBytes = size_t(1) << 28;
+constexpr size_t kImageBytes = size_t(320) << 20;
 
 // Images of a head dimension: `panels` of 64 channels (1, 2 or 4); 0: none can be made.
 constexpr uint32_t prompt_panels(uint32_t dim_k, uint32_t dim_v) {
   const uint32_t dim = dim_k > dim_v ? dim_k : dim_v;
-  return dim <= 64 ? 1 : dim <= 128 ? 2 : dim <= 256 ? 4 : 0;
+  return dim <= 64 ? 1 : dim <= 128 ? 2
+                     : dim <= 256   ? 4
+                                    : 0;
 }
 constexpr size_t image_bytes(uint32_t panels) { return size_t(panels) * 64 * 64 * 2; }
-// Of one tile and KV head: keys in two parts, values, and their scales.
-constexpr size_t tile_image_bytes(uint32_t panels) { return 3 * image_bytes(panels) + 8; }
+constexpr size_t kLineBytes = 1024, kNoteBytes = 16;  // scales of a tile's tokens; what else there is to say of it
+// Of one tile and KV head: keys and values in two parts, the scales of values.
+constexpr size_t tile_image_bytes(uint32_t panels) { return 4 * image_bytes(panels) + kLineBytes + kNoteBytes; }
 
 // Is there shared memory enough for a block?
 bool has_prompt_kernel(uint32_t dim_k, uint32_t dim_v, const Processors &processors);

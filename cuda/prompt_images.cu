@@ -10,23 +10,29 @@
 namespace kvq::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 256, kWarps = kThreads / 32, kPad = 4;  // kPad: floats behind a row, against bank conflicts
+constexpr uint32_t kThreads = 256, kWarps = kThreads / 32;
 constexpr uint32_t kAtOnce = 3;  // blocks of a processor
+constexpr uint32_t kBatch = 4;   // rows of a warp that are read at once
 
 // What a block works on, and where it goes.
 template <int P>
 struct Tile {
-  static constexpr uint32_t kStride = 64 * P + kPad;
   TilePart part;
   uint32_t head, tensor, dim;
-  const TensorFormat *format;
+  const TensorFormat *format, *space;  // space: of values
   RawShape shape;
-  float *x;  // [64][kStride] in shared memory
+  float *x;  // [64][stride] in shared memory
   uint8_t *image, *low;
-  float *scale;
-  __device__ __forceinline__ float *row(uint32_t i) const { return x + i * kStride; }
+  TokenLine *line;
+  TileNote *note;
+  // Fragments are stored without bank conflicts: keys four channels, values four tokens at a time.
+  __device__ __forceinline__ uint32_t stride() const { return 64 * P + (tensor ? 4 : 16); }
+  __device__ __forceinline__ float *row(uint32_t i) const { return x + i * stride(); }
   __device__ __forceinline__ const uint8_t *blob() const { return static_cast<const uint8_t *>(part.page) + format->blob; }
+  __device__ __forceinline__ bool in_space() const { return tensor && space; }
 };
+template <int P>
+constexpr uint32_t kTileBytes = kTile * (64 * P + 16) * sizeof(float);
 
 __device__ const SequenceEntry &find_sequence(const Plan &plan, uint32_t tile) {
   uint32_t low = 0, high = plan.n_sequences;
@@ -70,11 +76,11 @@ __device__ float order_channels(const Tile<P> &tile, float *row) {
 template <int P>
 __device__ float read_elements(const Tile<P> &tile) {
   const TensorFormat &f = *tile.format;
-  decode_rows({tile.part.page, tile.format, tile.head, tile.tensor}, tile.shape, tile.part.row, tile.part.count, tile.x, tile.kStride);
+  decode_rows({tile.part.page, tile.format, tile.head, tile.tensor}, tile.shape, tile.part.row, tile.part.count, tile.x, tile.stride());
   __syncthreads();
   float top = 0;
   for (uint32_t row = threadIdx.x / 32; row < tile.part.count; row += kWarps) {
-    for (uint32_t r = 0; r < f.regions && f.rotate && f.family != Family::polar; r++) rotate_warp(tile.row(row), f, f.region[r], true);
+    for (uint32_t r = 0; r < f.regions && f.rotate && !tile.in_space(); r++) rotate_warp(tile.row(row), f, f.region[r], true);
     top = fmaxf(top, order_channels(tile, tile.row(row)));
   }
   return top;
@@ -107,9 +113,11 @@ struct Unpacked {
       }
     }
   }
+  // Digits lie across units: all warps read all of them, and each stores a unit.
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) const {
-    const uint32_t none[8] = {};
-    store(2 * p, u, none), store(2 * p + 1, v, none);
+    const uint32_t none[8] = {}, warp = threadIdx.x / 32;
+    if (warp == 2 * uint32_t(p)) store(2 * p, u, none);
+    if (warp == 2 * uint32_t(p) + 1) store(2 * p + 1, v, none);
   }
 };
 
@@ -177,13 +185,13 @@ __device__ void unpack_crumbs(const Unpacked<P> &to, const uint32_t *words, uint
   to.store(unit, r, none);
 }
 
-// Digits lie across units: one warp takes all of them.
 template <int P>
 __device__ void unpack_digits(const Unpacked<P> &to, const uint8_t *codes) {
   const TensorFormat &f = *to.tile.format;
   const LevelTable table{f.table[0], f.table[1]};
   const uint32_t lane = threadIdx.x % 32, levels = f.region[0].levels;
   if constexpr (P == 2) {
+    static_assert(kWarps == 4 * P);
     if (levels == 3) Digits<3, false, false>::for_pairs<8>(codes, lane, table, to);
     if (levels == 5 && f.swizzled) Digits<5, true, false>::for_pairs<8>(codes, lane, table, to);
     if (levels == 5 && !f.swizzled) Digits<5, false, false>::for_pairs<8>(codes, lane, table, to);
@@ -198,10 +206,7 @@ __device__ void unpack_fragments(const Tile<P> &tile) {
   const uint8_t *codes = tile.blob() + f.codes + tile_offset(f, tile.part.row / kTile);
   const bool book = f.family == Family::rows_book, three = book && f.region[0].levels == 3 && f.coding == Coding::radix;
   const Unpacked<P> to{tile, book && !three, three ? 1.0f : 0.0f};
-  if (f.coding == Coding::radix) {
-    if (threadIdx.x < 32) unpack_digits(to, codes);
-    return;
-  }
+  if (f.coding == Coding::radix) return unpack_digits(to, codes);
   const uint32_t *words = reinterpret_cast<const uint32_t *>(codes);
   for (uint32_t unit = threadIdx.x / 32; unit < 4 * P; unit += kWarps) {
     if (f.coding == Coding::nibbles)
@@ -213,52 +218,52 @@ __device__ void unpack_fragments(const Tile<P> &tile) {
   }
 }
 
-// A lane's scale and zero of slots C * lane and on: of a whole tile for columns, of a token for rows.
+// A lane's scales and zeros of columns, slots C * lane and on.
 template <int C>
-struct Line {
+struct Columns {
   float scale[C], zero[C];
-  __device__ __forceinline__ void load_columns(const TensorFormat &f, const uint8_t *blob, uint32_t token) {
+  __device__ __forceinline__ Columns(const TensorFormat &f, const uint8_t *blob, uint32_t token) {
+    if (f.family != Family::columns) return;
+#pragma unroll
     for (int j = 0; j < C; j++) {
       const uint32_t at = (token / f.group * f.dim + C * (threadIdx.x % 32) + j) * 2;
       scale[j] = stored_value(f, blob, column_param(f, at)), zero[j] = stored_value(f, blob, column_param(f, at + 1));
     }
   }
-  // region: of the lane's slots; book: its scale.
-  __device__ __forceinline__ void load_row(const TensorFormat &f, const uint8_t *blob, uint32_t token, uint32_t region, float book) {
-    const bool affine = f.family == Family::rows_affine;
-    const float s = affine ? stored_value(f, blob, row_param(f, token, 0)) : stored_value(f, blob, row_param(f, token, region)) * book;
-    const float z = affine ? stored_value(f, blob, row_param(f, token, 1)) : 0.0f;
-#pragma unroll
-    for (int j = 0; j < C; j++) scale[j] = s, zero[j] = z;
-  }
 };
 
+// Numbers to keys, or to values that have left their rotation.
 template <int P>
-__device__ float read_fragments(const Tile<P> &tile) {
+__device__ float scale_fragments(const Tile<P> &tile) {
   constexpr int C = 2 * P;
   const TensorFormat &f = *tile.format;
-  const uint32_t lane = threadIdx.x % 32;
-  unpack_fragments(tile);
-  Line<C> line;
-  const uint32_t region = region_of(f, C * lane);
-  const bool columns = f.family == Family::columns, groups = Kind(f.kind) == Kind::width_groups, whole = f.rotate && !groups;
+  const uint32_t lane = threadIdx.x % 32, region = region_of(f, C * lane);
+  const bool columns = f.family == Family::columns, affine = f.family == Family::rows_affine, groups = Kind(f.kind) == Kind::width_groups;
+  const bool whole = f.rotate && !groups, ordered = whole && !f.mu;  // ordered: slots are channels
   const float book = f.family != Family::rows_book ? 1.0f : groups ? f.region[region].book->scale : f.book_scale;
   const uint32_t signs = whole ? row_signs<C>(lane, f) : 0;
-  if (columns) line.load_columns(f, tile.blob(), tile.part.row);
-  __syncthreads();
+  const Columns<C> column(f, tile.blob(), tile.part.row);
   float top = 0;
-  for (uint32_t row = threadIdx.x / 32; row < tile.part.count; row += kWarps) {
-    if (!columns) line.load_row(f, tile.blob(), tile.part.row + row, region, book);
-    float x[C], *at = tile.row(row) + C * lane;
+  for (uint32_t first = threadIdx.x / 32; first < tile.part.count; first += kWarps * kBatch) {
+    float scale[kBatch], zero[kBatch];
 #pragma unroll
-    for (int j = 0; j < C; j++) x[j] = fmaf(at[j], line.scale[j], line.zero[j]);
-    if (whole) rotate_row<C>(lane, signs, true, x);
-    const bool ordered = whole && !f.mu;  // slots are channels
+    for (uint32_t i = 0; i < kBatch && !columns; i++) {
+      const uint32_t token = min(first + i * kWarps, tile.part.count - 1) + tile.part.row;
+      scale[i] = stored_value(f, tile.blob(), row_param(f, token, affine ? 0 : region)) * book;
+      zero[i] = affine ? stored_value(f, tile.blob(), row_param(f, token, 1)) : 0.0f;
+    }
 #pragma unroll
-    for (int j = 0; j < C; j++) at[j] = x[j], top = fmaxf(top, ordered ? fabsf(x[j]) : 0.0f);
-    if (ordered) continue;
-    for (uint32_t r = 0; r < f.regions && groups && f.rotate; r++) rotate_warp(tile.row(row), f, f.region[r], true);
-    top = fmaxf(top, order_channels(tile, tile.row(row)));
+    for (uint32_t i = 0; i < kBatch; i++) {
+      float x[C], *row = tile.row(first + i * kWarps), *at = row + C * lane;
+#pragma unroll
+      for (int j = 0; j < C; j++) x[j] = fmaf(at[j], columns ? column.scale[j] : scale[i], columns ? column.zero[j] : zero[i]);
+      if (whole) rotate_row<C>(lane, signs, true, x);
+#pragma unroll
+      for (int j = 0; j < C; j++) at[j] = x[j], top = fmaxf(top, ordered ? fabsf(x[j]) : 0.0f);
+      if (ordered) continue;
+      for (uint32_t r = 0; r < f.regions && groups && f.rotate; r++) rotate_warp(row, f, f.region[r], true);
+      top = fmaxf(top, order_channels(tile, row));
+    }
   }
   return top;
 }
@@ -284,81 +289,106 @@ __device__ uint32_t pack_halves(float x, float y) {
   return *reinterpret_cast<const uint32_t *>(&both);
 }
 
-// Eight channels times `scale`: the nearest fp16 numbers, and what they leave.
-__device__ void split_eight(const float (&x)[8], float scale, uint4 *high, uint4 *low) {
-  uint32_t h[4], l[4];
+// Four channels: the nearest fp16 numbers, and what they leave.
+__device__ void split_four(const float (&x)[4], uint2 *high, uint2 *low) {
+  *high = make_uint2(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]));
+  const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&high->x)), b = __half22float2(*reinterpret_cast<const __half2 *>(&high->y));
+  *low = make_uint2(pack_halves(x[0] - a.x, x[1] - a.y), pack_halves(x[2] - b.x, x[3] - b.y));
+}
+
+// A thread's pieces of a tile are 4 P times four channels.  factor: of a token's numbers, less `middle`.
+template <int P, class Factor>
+__device__ void write_images(const Tile<P> &tile, bool low, float middle, Factor &&factor) {
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float a = x[2 * i] * scale, b = x[2 * i + 1] * scale;
-    h[i] = pack_halves(a, b);
-    const float2 near = __half22float2(*reinterpret_cast<const __half2 *>(&h[i]));
-    l[i] = pack_halves(a - near.x, b - near.y);
+  for (uint32_t i = 0; i < 4 * P; i++) {
+    const uint32_t piece = threadIdx.x + i * kThreads, token = piece / (16 * P), four = piece % (16 * P);
+    const float4 v = *reinterpret_cast<const float4 *>(tile.row(token) + 4 * four);
+    const float scale = factor(token);
+    float x[4] = {(v.x - middle) * scale, (v.y - middle) * scale, (v.z - middle) * scale, (v.w - middle) * scale};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+      if (token >= tile.part.count || 4 * four + j >= tile.dim) x[j] = 0;  // what lies there may be anything
+    uint2 h, l;
+    split_four(x, &h, &l);
+    const uint32_t at = image_offset(token, four / 2) + four % 2 * 8;
+    *reinterpret_cast<uint2 *>(tile.image + at) = h;
+    if (low) *reinterpret_cast<uint2 *>(tile.low + at) = l;
   }
-  *high = make_uint4(h[0], h[1], h[2], h[3]), *low = make_uint4(l[0], l[1], l[2], l[3]);
 }
 
-// A thread's pieces of a tile are 2 P times eight channels: piece i.
+// Values with a power of two as their scale, or keys.
 template <int P>
-__device__ __forceinline__ void locate(uint32_t i, uint32_t *token, uint32_t *eight) {
-  const uint32_t piece = threadIdx.x + i * kThreads;
-  *token = piece / (8 * P), *eight = piece % (8 * P);
-}
-
-// read(token, channel) of all channels that exist.
-template <int P, class Read>
-__device__ __forceinline__ void read_eight(const Tile<P> &tile, uint32_t token, uint32_t eight, Read &&read, float (&x)[8]) {
-#pragma unroll
-  for (uint32_t j = 0; j < 8; j++) x[j] = token < tile.part.count && 8 * eight + j < tile.dim ? read(token, 8 * eight + j) : 0.0f;
-}
-
-template <int P>
-__device__ void write_images(const Tile<P> &tile, float top) {
+__device__ void write_values(const Tile<P> &tile, float top, bool exact) {
   const float scale = choose_scale(block_max(top));
-  const bool low = tile.tensor == 0 && !is_exact(tile.format);
-#pragma unroll
-  for (uint32_t i = 0; i < 2 * P; i++) {
-    uint32_t token, eight;
-    locate<P>(i, &token, &eight);
-    float x[8];
-    read_eight(tile, token, eight, [&](uint32_t t, uint32_t c) { return tile.row(t)[c]; }, x);
-    uint4 h, l;
-    split_eight(x, 1 / scale, &h, &l);
-    *reinterpret_cast<uint4 *>(tile.image + image_offset(token, eight)) = h;
-    if (low) *reinterpret_cast<uint4 *>(tile.low + image_offset(token, eight)) = l;
+  write_images(tile, !exact, 0, [&](uint32_t) { return 1 / scale; });
+  if (tile.tensor == 0) {
+    if (threadIdx.x == 0) tile.note->key_scale = scale, tile.note->low = !exact;
+    return;
   }
-  if (threadIdx.x == 0) *tile.scale = scale;
+  if (threadIdx.x == 0) tile.note->rounded = !exact, tile.note->zeros = 0;
+  if (threadIdx.x < kTile) tile.line->log_scale[threadIdx.x] = log2f(scale), tile.line->inverse[threadIdx.x] = 1 / scale;
 }
 
-// Raw rows, which are fp16 already.
+// Numbers with the scales of their tokens.  Codes count from the middle of their levels: sums of weights times numbers stay small where
+// values cancel.
+template <int P>
+__device__ void write_numbers(const Tile<P> &tile) {
+  const TensorFormat &f = *tile.format;
+  const bool affine = f.family == Family::rows_affine;
+  const float middle = affine ? 0.5f * float(f.region[0].levels - 1) : 0.0f;
+  const auto param = [&](uint32_t token, uint32_t i) { return stored_value(f, tile.blob(), row_param(f, tile.part.row + token, i)); };
+  // A token of scale 0: its codes mean nothing, its zero may.
+  write_images(tile, false, middle, [&](uint32_t token) { return param(token, 0) > 0 ? 1.0f : 0.0f; });
+  if (threadIdx.x == 0) tile.note->rounded = 0, tile.note->zeros = affine;
+  if (threadIdx.x >= kTile) return;
+  const bool exists = threadIdx.x < tile.part.count;
+  const float s = exists ? param(threadIdx.x, 0) * (affine ? 1.0f : f.book_scale) : 0, scale = s > 0 ? s : 1.0f;
+  tile.line->log_scale[threadIdx.x] = log2f(scale), tile.line->inverse[threadIdx.x] = 1 / scale;
+  if (affine) tile.line->zero[threadIdx.x] = exists ? param(threadIdx.x, 1) / scale + (s > 0 ? middle : 0.0f) : 0.0f;
+}
+
+// Raw rows, which are fp16 already; a warp has some under way at once.
 template <int P>
 __device__ void copy_raw(const Tile<P> &tile) {
+  constexpr int C = 2 * P;
   const uint16_t *rows = static_cast<const uint16_t *>(tile.part.page) + tile.shape.row(tile.head, tile.tensor, tile.part.row);
-  float x[2 * P][8], top = 0;
+  const uint32_t lane = threadIdx.x % 32, dim = tile.dim;
+  const uint32_t signs = tile.in_space() ? row_signs<C>(lane, *tile.space) : 0;
+  float top = 0;
+  for (uint32_t first = threadIdx.x / 32; first < tile.part.count; first += kWarps * kBatch) {
+    float x[kBatch][C];
 #pragma unroll
-  for (uint32_t i = 0; i < 2 * P; i++) {
-    uint32_t token, eight;
-    locate<P>(i, &token, &eight);
-    read_eight(tile, token, eight, [&](uint32_t t, uint32_t c) { return widen(rows[t * tile.dim + raw_place(tile.dim, c)]); }, x[i]);
+    for (uint32_t i = 0; i < kBatch; i++)
 #pragma unroll
-    for (int j = 0; j < 8; j++) top = fmaxf(top, fabsf(x[i][j]));
+      for (uint32_t j = 0; j < C; j++) {
+        const uint32_t row = first + i * kWarps, channel = C * lane + j;
+        x[i][j] = row < tile.part.count && channel < dim ? widen(rows[row * dim + raw_place(dim, channel)]) : 0.0f;
+      }
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; i++) {
+      if (tile.in_space()) rotate_row<C>(lane, signs, false, x[i]);
+#pragma unroll
+      for (uint32_t j = 0; j < C; j++) tile.row(first + i * kWarps)[C * lane + j] = x[i][j], top = fmaxf(top, fabsf(x[i][j]));
+    }
   }
-  const float scale = choose_scale(block_max(top));
-#pragma unroll
-  for (uint32_t i = 0; i < 2 * P; i++) {
-    uint32_t token, eight;
-    locate<P>(i, &token, &eight);
-    uint4 h, l;
-    split_eight(x[i], 1 / scale, &h, &l);
-    *reinterpret_cast<uint4 *>(tile.image + image_offset(token, eight)) = h;
-  }
-  if (threadIdx.x == 0) *tile.scale = scale;
+  write_values(tile, top, !tile.in_space());
 }
 
 template <int P>
 __device__ void make_images(const Tile<P> &tile) {
-  if (!tile.format) return copy_raw(tile);
-  const bool fragments = tile.format->layout == Layout::fragments && tile.part.row % kTile == 0;
-  write_images(tile, fragments ? read_fragments(tile) : read_elements(tile));
+  const TensorFormat *f = tile.format;
+  if (!f) {
+    copy_raw(tile);
+  } else if (f->layout != Layout::fragments || tile.part.row % kTile) {
+    write_values(tile, read_elements(tile), f->family == Family::raw);
+  } else {
+    unpack_fragments(tile);
+    __syncthreads();
+    if (tile.tensor && has_numbers(*f) && !!tile.space == !!f->rotate)
+      write_numbers(tile);
+    else
+      write_values(tile, scale_fragments(tile), false);
+  }
   __syncthreads();
 }
 
@@ -374,14 +404,15 @@ __global__ void __launch_bounds__(kThreads, kAtOnce) images_kernel(const __grid_
     const TilePart part = find_part(plan, sequence, index - sequence.first_tile);
     if (!is_seen(sequence, part, a.window)) continue;
     make_images(Tile<P>{part, heads.first + head, tensor, tensor ? a.dim_v : a.dim_k, part_format(sequence, part.kind, heads.first + head, tensor),
-                        {a.kv_heads, a.dim_k, a.dim_v}, x, images.at(head, index, tensor ? Image::values : Image::keys),
-                        images.at(head, index, Image::keys_low), images.scales(head, index) + tensor});
+                        value_space(sequence, heads.first + head), {a.kv_heads, a.dim_k, a.dim_v}, x,
+                        images.at(head, index, tensor ? Image::values : Image::keys), images.at(head, index, tensor ? Image::values_low : Image::keys_low),
+                        images.line(head, index), images.note(head, index)});
   }
 }
 
 template <int P>
 cudaError_t launch(const AttendArguments &a, uint32_t group, uint32_t processors, cudaStream_t stream) {
-  constexpr uint32_t kBytes = kTile * Tile<P>::kStride * sizeof(float);
+  constexpr uint32_t kBytes = kTileBytes<P>;
   const cudaError_t error = cudaFuncSetAttribute(images_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return error;
   images_kernel<P><<<processors * kAtOnce, kThreads, kBytes, stream>>>(a, group);

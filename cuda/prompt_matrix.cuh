@@ -2,7 +2,7 @@
 //
 // lane = 4 * r + t.  A warp has 16 rows; a lane has rows r and r + 8 of them.  Accumulators of 64 columns: c[4 * j + i] is row r + 8 * (i / 2),
 // column 8 * j + 2 * t + i % 2.  A operands of 16 columns: {row r, columns 2 t and on}, {row r + 8, the same}, {row r, columns 8 + 2 t and
-// on}, {row r + 8, the same}.  Products of wgmma are under way until await_products().
+// on}, {row r + 8, the same}.  Products of wgmma are under way until await_products(): all but the newest n groups of them are done then.
 #pragma once
 #include "cuda/fragments.cuh"
 #include "cuda/prompt.cuh"
@@ -30,13 +30,14 @@ __device__ __forceinline__ void load_rows(uint32_t image, uint32_t warp, uint32_
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Swizzled rows of 128 bytes; groups of eight rows are 1024 bytes apart.
-__device__ __forceinline__ uint64_t describe(uint32_t address) {
-  return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+// Swizzled rows of 128 bytes, `offset` bytes into an image; groups of eight rows are 1024 bytes apart, panels 8192.
+__device__ __forceinline__ uint64_t describe(uint32_t image, uint32_t offset) {
+  return (uint64_t(image >> 4) | uint64_t(8192 >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62) + (offset >> 4);
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kNewest>
+__device__ __forceinline__ void await_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNewest) : "memory"); }
 // No use of an accumulator may move in front of the wait.
 __device__ __forceinline__ void settle(float (&c)[32]) { asm volatile("" : KVQ_C32(c)::"memory"); }
 
@@ -60,23 +61,35 @@ __device__ __forceinline__ void multiply_image(float (&c)[32], uint64_t a, uint6
       : "l"(a), "l"(b), "r"(add));
 }
 #undef KVQ_D32
+#define KVQ_D64                                                                                                                     \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"        \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
 // Columns 64 tokens: s (+)= Q * K^T, step `s` of 16 channels.
 __device__ __forceinline__ void multiply_keys(float (&c)[32], const uint32_t (&q)[4], uint32_t image, uint32_t s, uint32_t add) {
-  multiply<false>(c, q, describe(image + s / 4 * 8192 + s % 4 * 32), add);
+  multiply<false>(c, q, describe(image, s / 4 * 8192 + s % 4 * 32), add);
 }
 __device__ __forceinline__ void multiply_keys(float (&c)[32], uint32_t q_image, uint32_t, uint32_t image, uint32_t s, uint32_t add) {
-  multiply_image(c, describe(q_image + s / 4 * 8192 + s % 4 * 32), describe(image + s / 4 * 8192 + s % 4 * 32), add);
+  const uint32_t offset = s / 4 * 8192 + s % 4 * 32;
+  multiply_image(c, describe(q_image, offset), describe(image, offset), add);
 }
 // Columns 64 channels of a panel: o += P * V, step `s` of 16 tokens.
 __device__ __forceinline__ void multiply_values(float (&c)[32], const uint32_t (&p)[4], uint32_t image, uint32_t panel, uint32_t s) {
-  multiply<true>(c, p, describe(image + panel * 8192 + s * 2048), 1);
+  multiply<true>(c, p, describe(image, panel * 8192 + s * 2048), 1);
 }
+// The same for two panels at once.
+__device__ __forceinline__ void multiply_values(float (&c)[32], float (&d)[32], const uint32_t (&p)[4], uint32_t image, uint32_t panel, uint32_t s) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " KVQ_D64 ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+               : KVQ_C32(c), KVQ_C32(d)
+               : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(describe(image, panel * 8192 + s * 2048)));
+}
+#undef KVQ_D64
 
 #else
 
 __device__ __forceinline__ void begin_products() {}
 __device__ __forceinline__ void commit_products() {}
+template <int>
 __device__ __forceinline__ void await_products() {}
 __device__ __forceinline__ void settle(float (&)[32]) {}
 
@@ -112,6 +125,9 @@ __device__ __forceinline__ void multiply_values(float (&c)[32], const uint32_t (
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
     multiply(c + 8 * two, p, b[0], b[1]), multiply(c + 8 * two + 4, p, b[2], b[3]);
   }
+}
+__device__ __forceinline__ void multiply_values(float (&c)[32], float (&d)[32], const uint32_t (&p)[4], uint32_t image, uint32_t panel, uint32_t s) {
+  multiply_values(c, p, image, panel, s), multiply_values(d, p, image, panel + 1, s);
 }
 
 #endif

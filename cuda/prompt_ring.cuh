@@ -10,8 +10,11 @@ constexpr uint32_t kMaxSlots = 12, kUsers = 8;  // warps that read
 // What a user must know of a tile before its images; tokens = 0: the item is over.
 struct TileHead {
   uint32_t tokens, position, positions;  // as those of TilePart
-  uint32_t masked, low;                  // not every query sees every token; keys have a second image
-  float key_scale, value_scale;
+  uint32_t flags;
+  float key_scale;
+  // Not every query sees every token; images that there are besides keys and values; tokens have zeros.
+  static constexpr uint32_t kMasked = 1, kKeysLow = 2, kValuesLow = 4, kZeros = 8;
+  __device__ __forceinline__ bool has(uint32_t flag) const { return flags & flag; }
 };
 
 struct RingBarriers {
@@ -60,7 +63,7 @@ __device__ __forceinline__ void copy_nothing(const uint64_t *full, uint32_t) {
 
 // A place in the ring, of the warp that fills it or of one that reads.
 struct Cursor {
-  uint32_t slot = 0, round = 0;
+  uint32_t slot = 0, round = 0;  // round: its parity
   __device__ __forceinline__ void next(uint32_t slots) {
     if (++slot == slots) slot = 0, round ^= 1;
   }

@@ -43,6 +43,7 @@ class Planner {
   void take_prompts(uint32_t layer);
   Plan plan_prompts(uint32_t layer);
   void share_prompts(uint32_t layer, Plan *plan);
+  uint32_t count_splits(uint64_t items, uint32_t tiles) const;
   char *place_tables(size_t plans, size_t all);
   Status upload(cudaStream_t stream);
   Status upload_patches(cudaStream_t stream, Buffer *buffer);
@@ -191,7 +192,8 @@ Plan Planner::plan_prompts(uint32_t layer) {
     plan.tiles += entry.pages + entry.listed * (entry.page_tiles - 1);
   }
   const size_t head = std::max<size_t>(1, plan.tiles * tile_image_bytes(prompt_panels(shape.dim_k, shape.dim_v)));
-  plan.heads_at_once = uint32_t(std::clamp<size_t>(kImageBytes / head, 1, shape.kv_heads));
+  const uint32_t most = uint32_t(std::clamp<size_t>(kImageBytes / head, 1, shape.kv_heads)), groups = (shape.kv_heads + most - 1) / most;
+  plan.heads_at_once = (shape.kv_heads + groups - 1) / groups;  // groups alike
   share_prompts(layer, &plan);
   LayerLaunch &launch = state_.launches[layer];
   launch.prompts.groups = (shape.kv_heads + plan.heads_at_once - 1) / plan.heads_at_once;
@@ -202,28 +204,31 @@ Plan Planner::plan_prompts(uint32_t layer) {
   return plan;
 }
 
-// The longest items come first, so that the last ones to run are short.  Where there are few, they share the pages: as often as fills
-// the processors best, with a little less for what a split costs, and eight tiles at least.
-void Planner::share_prompts(uint32_t layer, Plan *plan) {
-  const LayerShape &shape = shapes_[layer];
-  const uint32_t ratio = shape.q_heads / shape.kv_heads, heads = std::min(shape.kv_heads, plan->heads_at_once);
-  const auto blocks = [&](const SequenceEntry &entry) { return uint32_t((uint64_t(entry.n_queries) * ratio + kPromptRows - 1) / kPromptRows); };
-  uint64_t items = 0;  // that run at a time, with one split
-  for (size_t s = layer_prompts_; s < prompts_.size(); s++) items += uint64_t(blocks(prompts_[s])) * heads;
+// How many items share the pages of a prompt: as many as fill the processors best, with a little less for what each costs, and eight
+// tiles at least.  It is the prompt's own matter, so that results do not depend on the step's other sequences.
+uint32_t Planner::count_splits(uint64_t items, uint32_t tiles) const {
   uint32_t splits = 1;
   double least = 1e30;
-  for (uint32_t n = 1; n <= kMaxSplits; n++) {
-    const double rounds = double((items * n + processors_.count - 1) / processors_.count), cost = rounds / n * (1 + 0.02 * n);
+  for (uint32_t n = 1; n <= std::clamp<uint32_t>(tiles / 8, 1, kMaxSplits); n++) {
+    const double cost = double((items * n + processors_.count - 1) / processors_.count) / n * (1 + 0.02 * n);
     if (cost < least) least = cost, splits = n;
   }
+  return splits;
+}
+
+// Blocks with the most to see come first, so that the last ones to run are short.
+void Planner::share_prompts(uint32_t layer, Plan *plan) {
+  const LayerShape &shape = shapes_[layer];
   plan->shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   for (size_t s = layer_prompts_; s < prompts_.size(); s++) {
     SequenceEntry &entry = prompts_[s];
-    entry.splits = std::clamp<uint32_t>((entry.pages + entry.listed * (entry.page_tiles - 1)) / 8, 1, splits);
+    const uint64_t rows = uint64_t(entry.n_queries) * (shape.q_heads / shape.kv_heads);
+    const uint32_t blocks = uint32_t((rows + kPromptRows - 1) / kPromptRows);
+    entry.splits = count_splits(uint64_t(blocks) * shape.kv_heads, entry.pages + entry.listed * (entry.page_tiles - 1));
     state_.launches[layer].prompts.splits |= entry.splits > 1;
-    for (uint32_t block = blocks(entry); block-- > 0;)
+    for (uint32_t block = blocks; block-- > 0;)
       for (uint32_t split = 0; split < entry.splits; split++) shares_.push_back({entry, block, split, 0, 0});
-    plan->items += blocks(entry) * entry.splits * shape.kv_heads;
+    plan->items += blocks * entry.splits * shape.kv_heads;
   }
 }
 
