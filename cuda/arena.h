@@ -57,6 +57,10 @@ class Buffer {
   explicit Buffer(Arena &arena) : arena_(&arena) {}
   Buffer(Arena &arena, size_t bytes) : arena_(&arena) { reserve(bytes); }
   Buffer(Buffer &&other) noexcept : arena_(other.arena_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+  Buffer &operator=(Buffer &&other) noexcept {
+    std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
+    return *this;
+  }
   ~Buffer() { release(); }
   // At least this many bytes; what was there is lost if it grows.
   void reserve(size_t bytes) {

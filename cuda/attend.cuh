@@ -15,7 +15,7 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 struct Item {
   const SequenceEntry *sequence;
   uint32_t head, split, first_row, rows;  // rows that exist in it, of all (query, head) pairs of a sequence
-  uint32_t index, group;
+  uint32_t partial, group;  // where its results go among those of other splits; its ticket
 };
 
 __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uint32_t index) {
@@ -26,8 +26,8 @@ __device__ inline Item find_item(const Plan &plan, const AttendArguments &a, uin
   item.split = share.split;
   item.first_row = share.block * plan.item_rows;
   item.rows = min(plan.item_rows, item.sequence->n_queries * a.ratio - item.first_row);
-  item.index = index;
-  item.group = item.sequence->group_begin + share.block * a.kv_heads + item.head;
+  item.partial = share.partial + item.head;
+  item.group = share.group + item.head;
   return item;
 }
 
@@ -145,7 +145,7 @@ template <uint32_t kRowsOf>
 __device__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights) {
   constexpr uint32_t kAtOnce = 16;
   const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2), pairs = kRowsOf * a.dim_v / 2;
-  const float *all = plan.partials + size_t(item.index - item.split * a.kv_heads) * size;
+  const float *all = plan.partials + size_t(item.partial - item.split * a.kv_heads) * size;
   const size_t step = size_t(a.kv_heads) * size;
   for (uint32_t first = 0; first < pairs; first += blockDim.x) {
     const uint32_t i = first + threadIdx.x;
@@ -177,7 +177,7 @@ __device__ void finish_item(const Plan &plan, const AttendArguments &a, const It
   const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2);
   __syncthreads();
   if (splits > 1) {
-    float *mine = plan.partials + size_t(item.index) * size;
+    float *mine = plan.partials + size_t(item.partial) * size;
     for (uint32_t i = threadIdx.x; i < kRowsOf * a.dim_v; i += blockDim.x) __stcg(mine + i, o[i]);
     if (threadIdx.x < 2 * kRowsOf) __stcg(mine + kRowsOf * a.dim_v + threadIdx.x, ml[threadIdx.x]);
     __threadfence();
@@ -197,7 +197,7 @@ __device__ void finish_item(const Plan &plan, const AttendArguments &a, const It
     const uint32_t row = i / a.dim_v, channel = i % a.dim_v, head = row_head(item, a, row);
     const uint32_t token = item.sequence->first_query + row_query(item, a, row);
     float m = ml[2 * row], l = ml[2 * row + 1], scale = 1;
-    if (a.has_sinks) {
+    if (a.sinks) {
       const float sink = a.sinks[head] * kLog2E, top = fmaxf(m, sink);
       scale = m == -INFINITY ? 0.0f : exp2f(m - top);
       l = l * scale + exp2f(sink - top);

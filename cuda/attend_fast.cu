@@ -37,13 +37,18 @@ BlockShape block_shape(const Processors &processors, const BlockLimits &limits, 
   warps = std::min(warps, limits.max_warps);
   while (warps > 1 && warps * warp_bytes > processors.block_bytes - limits.fixed) warps -= warps > 4 ? 4 : 1;  // alike on the four schedulers
   const uint32_t bytes = warps * std::max(warp_bytes, limits.merge_per_warp);
-  const uint32_t at_once = std::min(limits.warps_at_once / warps, processors.bytes / (bytes + limits.fixed + kReserved));
+  const uint32_t at_once = std::min(limits.max_warps / warps, processors.bytes / (bytes + limits.fixed + kReserved));
   return {warps, bytes, std::max(1u, at_once)};
 }
 
+cudaError_t allow_shared(const void *function, uint32_t block_bytes) {
+  cudaFuncAttributes own;
+  if (const cudaError_t error = cudaFuncGetAttributes(&own, function); error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(block_bytes - own.sharedSizeBytes));
+}
+
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
-  if (launch.prompts.groups)
-    if (const cudaError_t error = attend_prompts(arguments, launch.prompts, processors, stream); error != cudaSuccess || !launch.others) return error;
+  if (launch.prompts.groups) return attend_prompts(arguments, launch.prompts, processors, stream);
   if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
   return attend_general(arguments, processors.count, stream);
 }

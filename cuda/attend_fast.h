@@ -8,7 +8,7 @@ namespace kvq::cuda {
 
 // What a block needs of shared memory, in bytes, and how many warps it may have.
 struct BlockLimits {
-  uint32_t max_warps, warps_at_once;  // of a block; of all blocks that run on a processor together
+  uint32_t max_warps;  // of a block, and of all blocks that run on a processor together
   uint32_t fixed, per_warp, merge_per_warp;  // besides the ring; of a warp besides its stages; the least of a warp, for merging
 };
 
@@ -18,12 +18,16 @@ struct FusedKernel {
   PagePath first, second;
   BlockLimits limits;
   cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, cudaStream_t);
+  const void *(*function)();
 };
 
 constexpr uint32_t kStages = 2;  // tiles of a warp that are in flight or worked on
 
 // A block of at most `warps` warps, for tiles of `stage_bytes`.
 BlockShape block_shape(const Processors &processors, const BlockLimits &limits, uint32_t stage_bytes, uint32_t warps);
+
+// Let a kernel take what a block may have of shared memory besides its own, once before its first launch.
+cudaError_t allow_shared(const void *function, uint32_t block_bytes);
 
 // By translation unit.
 std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();

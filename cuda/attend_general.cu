@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/attend.cuh"
+#include "cuda/attend_fast.h"
 #include "cuda/decode.cuh"
 
 namespace kvq::cuda {
@@ -186,6 +187,10 @@ __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, co
   }
 }
 
+__global__ void sinks_kernel(const __grid_constant__ Sinks sinks, float *to) {
+  for (uint32_t i = threadIdx.x; i < sinks.count; i += blockDim.x) to[i] = sinks.value[i];
+}
+
 }  // namespace
 
 cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, const Plan *plan, uint32_t tokens,
@@ -199,11 +204,15 @@ size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v) {
   return sizeof(float) * (kDomains * kRows * (dim_k + dim_v) + kTokens * std::max(dim_k, dim_v) + kRows * kTokens + 3 * kRows + kDomains * kRows + kRows * kMaxSplits);
 }
 
+cudaError_t prepare_general(uint32_t shared_bytes) { return allow_shared(reinterpret_cast<const void *>(general_kernel), shared_bytes); }
+
+cudaError_t store_sinks(const Sinks &sinks, float *to, cudaStream_t stream) {
+  sinks_kernel<<<1, 128, 0, stream>>>(sinks, to);
+  return cudaGetLastError();
+}
+
 cudaError_t attend_general(const AttendArguments &arguments, uint32_t processors, cudaStream_t stream) {
-  const size_t bytes = general_shared_bytes(arguments.dim_k, arguments.dim_v);
-  const cudaError_t error = cudaFuncSetAttribute(general_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-  if (error != cudaSuccess) return error;
-  general_kernel<<<processors * 4, kThreads, bytes, stream>>>(arguments);
+  general_kernel<<<processors * 4, kThreads, general_shared_bytes(arguments.dim_k, arguments.dim_v), stream>>>(arguments);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,7 @@
 // The CUDA backend: what backend.h asks for, by the kernels of this folder.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -77,6 +78,13 @@ class CudaBackend final : public Backend {
   Status append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) override;
   bool replays(uint32_t layer) const override { return layer < replays_.size() && replays_[layer]; }
   Status finish_step(Workspace *workspace, std::span<StepFinding> findings, uint64_t *saturated) override;
+  Status fetch_scores(const float *scores, size_t count, float *out) override {
+    KVQ_TRY(check_memory(scores, "scores"));
+    const Turn turn(order_);
+    KVQ_CUDA(cudaMemcpyAsync(out, scores, count * sizeof *out, cudaMemcpyDeviceToHost, turn.stream()));
+    KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
+    return KVQ_OK;
+  }
 
   void give_back(StepState *state) noexcept {
     order_.settle();
@@ -108,7 +116,7 @@ class CudaBackend final : public Backend {
     KVQ_CUDA(cudaMemcpyAsync(findings->data(), nothing_.data(), sizeof(Findings), cudaMemcpyDeviceToDevice, turn.stream()));
     return KVQ_OK;
   }
-  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated);
+  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated);
   PackPlan pack_plan(const CudaPageFormat &format) const;
 
   Memory *memory_;
@@ -125,6 +133,7 @@ class CudaBackend final : public Backend {
   std::mutex states_mutex_;
   Vector<StepState *> states_;
   Vector<uint8_t> replays_;  // by layer
+  std::atomic<bool> captured_{false};  // has a graph captured attention?
 };
 
 class CudaWorkspace final : public Workspace {
@@ -147,6 +156,7 @@ Status CudaBackend::prepare() {
   KVQ_CUDA(cudaDeviceGetAttribute(&processor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_));
   processors_ = {uint32_t(processors), uint32_t(shared), uint32_t(processor_shared)}, shared_limit_ = size_t(shared);
   KVQ_CUDA(prepare_packing(shared_limit_));
+  KVQ_CUDA(prepare_general(processors_.block_bytes));
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
@@ -213,7 +223,7 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
   return KVQ_OK;
 }
 
-Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t *saturated) {
+Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
   KVQ_CUDA(cudaMemcpyAsync(pinned_, device, sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
   KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
   const Findings found = *pinned_;
@@ -221,7 +231,7 @@ Status CudaBackend::read_findings(const Turn &turn, const Findings *device, cons
   if (found.bad == kNothingBad) return KVQ_OK;
   const BadElement bad = bad_element(found.bad);
   return fail(KVQ_E_NONFINITE, "%s: token %llu, head %u, channel %u is NaN or infinite; only finite numbers are allowed",
-              names[bad.tensor], (unsigned long long)bad.token, bad.head, bad.channel);
+              names[bad.tensor], (unsigned long long)(first + bad.token), bad.head, bad.channel);
 }
 
 Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
@@ -239,7 +249,7 @@ Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, c
   KVQ_CUDA(cuda::enter_rows(raw_shape(shape), keys, values, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows,
                             findings.as<Findings>(), turn.stream()));
   if (k.memory == KVQ_MEMORY_HOST && v.memory == KVQ_MEMORY_HOST) return KVQ_OK;
-  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, saturated);
+  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, first, saturated);
 }
 
 Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
@@ -251,7 +261,7 @@ Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t cou
   if (x.memory == KVQ_MEMORY_HOST) return KVQ_OK;
   KVQ_TRY(clear_findings(turn, &findings));
   KVQ_CUDA(cuda::check_rows(device, count, heads, dim, findings.as<Findings>(), turn.stream()));
-  return read_findings(turn, findings.as<Findings>(), {name, name}, saturated);
+  return read_findings(turn, findings.as<Findings>(), {name, name}, first, saturated);
 }
 
 void CudaBackend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) {
@@ -406,7 +416,7 @@ void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32
 
 // ---- steps
 
-std::shared_ptr<Workspace> CudaBackend::make_workspace(std::span<const LayerShape>) {
+std::shared_ptr<Workspace> CudaBackend::make_workspace(std::span<const LayerShape> layers) {
   const std::lock_guard lock(states_mutex_);
   StepState *state = nullptr;
   for (StepState *each : states_)
@@ -419,10 +429,11 @@ std::shared_ptr<Workspace> CudaBackend::make_workspace(std::span<const LayerShap
     state = std::pmr::polymorphic_allocator<StepState>(memory_).new_object<StepState>(memory_, arena_);
     states_.push_back(state);
   }
+  state->reserve(layers, processors_);
   state->in_use = true;
   state->planned = false;
   const auto workspace = make_shared_in<CudaWorkspace>(memory_, this, state);
-  workspace->bytes = size_t(kRows) * 1024 * sizeof(float);
+  workspace->bytes = state->bytes();
   return workspace;
 }
 
@@ -430,9 +441,11 @@ Status CudaBackend::plan_step(const StepSource &source, std::span<const LayerSha
   const Turn turn(order_);
   StepState &state = state_of(workspace);
   if (turn.capturing()) return state.planned ? KVQ_OK : fail(KVQ_E_UNSUPPORTED, "a step cannot begin inside a capture");
+  if (source.invariant() && captured_)
+    return fail(KVQ_E_UNSUPPORTED, "flags: no step is INVARIANT in a cache whose calls have been captured in a CUDA graph");
   if (replays_.size() < shapes.size()) replays_.resize(shapes.size());
   KVQ_TRY(cuda::plan_step(source, shapes, processors_, arena_, turn.stream(), &state));
-  state.planned = true;
+  state.planned = true, state.invariant = source.invariant();
   state.saturated = 0;
   return KVQ_OK;
 }
@@ -448,7 +461,7 @@ Status CudaBackend::append(uint32_t layer, const LayerShape &shape, const kvq_te
   KVQ_TRY(to_device(turn, k, 0, tokens, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, &saturated));
   KVQ_TRY(to_device(turn, v, 0, tokens, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, &saturated));
   state.saturated += saturated;
-  KVQ_CUDA(append_rows(raw_shape(shape), keys, values, state.plan(layer), tokens, turn.stream()));
+  KVQ_CUDA(append_rows(raw_shape(shape), keys, values, state.plan(state.first_launch[layer]), tokens, turn.stream()));
   if (turn.capturing()) replays_[layer] = 1;
   return KVQ_OK;
 }
@@ -491,14 +504,13 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
   StepState &state = state_of(workspace);
   const LayerShape &shape = *call.shape;
   const uint32_t tokens = state.queries;
+  if (turn.capturing() && state.invariant) return fail(KVQ_E_UNSUPPORTED, "step: an INVARIANT one cannot be captured in a CUDA graph");
+  if (turn.capturing()) captured_ = true;
   AttendArguments a{};
-  a.plan = state.plan(call.layer);
   a.scale = call.scale, a.softcap = call.softcap, a.window = call.window;
   a.kv_heads = shape.kv_heads, a.ratio = shape.q_heads / shape.kv_heads, a.dim_k = shape.dim_k, a.dim_v = shape.dim_v;
-  a.has_sinks = call.sinks != nullptr;
   if (call.sinks && shape.q_heads > kMaxSinks)
     return fail(KVQ_E_UNSUPPORTED, "options: sinks of %u query heads; the CUDA backend takes at most %u", shape.q_heads, kMaxSinks);
-  if (call.sinks) std::copy_n(call.sinks, shape.q_heads, a.sinks);
   Buffer query_rows(arena_), results(arena_);
   uint64_t saturated = 0;
   KVQ_TRY(to_device(turn, *call.q, 0, tokens, shape.q_heads, shape.dim_k, "q", &query_rows, &a.q, &saturated));
@@ -515,7 +527,16 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
     a.out = {call.out->data, call.out->dtype, call.out->token_stride, call.out->head_stride};
     a.lse = call.lse;
   }
-  KVQ_CUDA(launch_attention(a, state.launches[call.layer], processors_, turn.stream()));
+  if (call.sinks) {
+    Sinks sinks{shape.q_heads, {}};
+    std::copy_n(call.sinks, shape.q_heads, sinks.value);
+    a.sinks = state.sinks.as<const float>();
+    KVQ_CUDA(store_sinks(sinks, state.sinks.as<float>(), turn.stream()));
+  }
+  for (uint32_t l = state.first_launch[call.layer]; l < state.first_launch[call.layer + 1]; l++) {
+    a.plan = state.plan(l);
+    KVQ_CUDA(launch_attention(a, state.launches[l], processors_, turn.stream()));
+  }
   state.saturated += saturated;
   if (!to_host) return KVQ_OK;
   Vector<float> host(out_size + lse_size, memory_);

@@ -39,7 +39,6 @@ struct LevelTable {
 struct CodeTraits {
   static constexpr uint32_t kWarps = 16;    // of a block: 128 registers a thread; 12: 168
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
-  static constexpr bool kSigns = false;     // pairs come with masks of their negative codes, to be subtracted
   static constexpr bool kAffine = false;    // rows have a zero
   static constexpr bool kFromOne = false;   // digit d is level d - 1
   // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
@@ -48,19 +47,19 @@ struct CodeTraits {
   __device__ static constexpr int weight(int) { return 1; }
 };
 
-// Books of 2^W levels.
+// Books of 2^W levels.  Levels of 16 and more are antisymmetric and without 0: codes have a magnitude and a sign.
 template <int W>
 struct Nibbles : CodeTraits {
-  static constexpr bool kSigns = W >= 4;
-  static constexpr uint32_t kWarps = kSigns ? 12 : 16;
+  static constexpr bool kSigned = W >= 4;
+  static constexpr uint32_t kWarps = kSigned ? 12 : 16;
   __device__ static constexpr int bytes(int units) { return units * W * 128; }
 
-  // Levels, or magnitudes, of 8 * k and on as bytes.
-  static constexpr LevelTable levels(int k) {
+  // Levels, or magnitudes times `sign`, of 8 * k and on as bytes.
+  static constexpr LevelTable levels(int k, int sign = 1) {
     LevelTable table{0, 0};
     for (int i = 0; i < 8; i++) {
-      const uint32_t level = uint32_t(book_data::level(W, kSigns ? (1 << (W - 1)) + 8 * k + i : i % (1 << W))) & 0xff;
-      (i < 4 ? table.low : table.high) |= level << 8 * (i % 4);
+      const int level = book_data::level(W, kSigned ? (1 << (W - 1)) + 8 * k + i : i % (1 << W));
+      (i < 4 ? table.low : table.high) |= (uint32_t(sign * level) & 0xff) << 8 * (i % 4);
     }
     return table;
   }
@@ -92,7 +91,25 @@ struct Nibbles : CodeTraits {
       }
     }
   }
-  // More than 16 levels: the magnitude's higher bits choose between tables.
+  // Bytes of ones where codes of registers 2 * k and 2 * k + 1 are negative.
+  __device__ static __forceinline__ void signs(uint32_t w, uint32_t &even, uint32_t &odd) {
+    const uint32_t shifted = w << 4;
+    even = permute(w, w, 0xba98u), odd = permute(shifted, shifted, 0xba98u);
+  }
+  // 16 levels: both signs are looked up.
+  __device__ static __forceinline__ void look_up_both(const uint32_t (&w)[W], uint32_t (&r)[8]) {
+    uint32_t negative[8];
+    look_up(w, levels(0), r);
+    look_up(w, levels(0, -1), negative);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      uint32_t mask[2];
+      signs(w[k], mask[0], mask[1]);
+#pragma unroll
+      for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] & ~mask[odd]) | (negative[2 * k + odd] & mask[odd]);
+    }
+  }
+  // More: the magnitude's higher bits choose between tables; -m is ~m + 1, which does not carry.
   __device__ static __forceinline__ void look_up_far(const uint32_t (&w)[W], uint32_t (&r)[8]) {
     look_up(w, levels(0), r);
 #pragma unroll
@@ -114,44 +131,32 @@ struct Nibbles : CodeTraits {
         }
       }
     }
-  }
-  // Antisymmetric levels: r has the magnitudes m, and -m is ~m less a mask of ones.
-  __device__ static __forceinline__ void negate(const uint32_t (&w)[W], uint32_t (&r)[8], uint32_t (&masks)[8]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const uint32_t shifted = w[k] << 4;
-      masks[2 * k] = permute(w[k], w[k], 0xba98u), masks[2 * k + 1] = permute(shifted, shifted, 0xba98u);
-      r[2 * k] ^= masks[2 * k], r[2 * k + 1] ^= masks[2 * k + 1];
+      uint32_t mask[2];
+      signs(w[k], mask[0], mask[1]);
+#pragma unroll
+      for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] ^ mask[odd]) + (mask[odd] & 0x01010101u);
     }
   }
-  // One unit; masks of negative codes where kSigns.
-  __device__ static __forceinline__ void unit(const uint8_t *at, uint32_t lane, uint32_t (&r)[8], uint32_t (&masks)[8]) {
+  __device__ static __forceinline__ void unit(const uint8_t *at, uint32_t lane, LevelTable table, uint32_t (&r)[8]) {
     uint32_t w[W];
     load_unit<W>(at, lane, w);
     if constexpr (W > 4)
       look_up_far(w, r);
+    else if constexpr (W == 4)
+      look_up_both(w, r);
     else
-      look_up(w, levels(0), r);
-    if constexpr (kSigns) negate(w, r, masks);
+      look_up(w, table, r);
   }
   template <int U, class Use>
   __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
 #pragma unroll
     for (int p = 0; p < U / 2; p++) {
-      uint32_t a[W], b[W], u[8], v[8];
-      load_unit<W>(codes + 2 * p * W * 128, lane, a);
-      load_unit<W>(codes + (2 * p + 1) * W * 128, lane, b);
-      look_up(a, table, u);
-      look_up(b, table, v);
-      if constexpr (kSigns) {
-        uint32_t mu[8], mv[8];
-        negate(a, u, mu);
-        negate(b, v, mv);
-        use.add(p, u, v);
-        use.subtract(p, mu, mv);
-      } else {
-        use.add(p, u, v);
-      }
+      uint32_t u[8], v[8];
+      unit(codes + 2 * p * W * 128, lane, table, u);
+      unit(codes + (2 * p + 1) * W * 128, lane, table, v);
+      use.add(p, u, v);
     }
   }
 };

@@ -8,6 +8,8 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include <utility>
+
 #include "cuda/attend.cuh"
 #include "cuda/fragments.cuh"
 
@@ -44,15 +46,21 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
 
 // ---- parameters of eight tokens 8 * x + r
 
+// Bytes are e5m3, that is the upper half of an fp16 without its sign, of which the exponent counts from another number: what comes
+// back is kByteScale times what they mean.
+constexpr float kByteScale = 32.0f;
+__device__ __forceinline__ float param_scale(uint32_t bytes) { return bytes == 1 ? 1.0f / kByteScale : 1.0f; }
+
 __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, uint32_t bytes, float (&s)[8]) {
-  if (bytes == 1) {  // e5m3
+  uint32_t w[4];
+  if (bytes == 1) {
     const uint2 v = *reinterpret_cast<const uint2 *>(params + r * 8);
-#pragma unroll
-    for (int x = 0; x < 8; x++) s[x] = __uint_as_float(((x < 4 ? v.x : v.y) >> (8 * (x % 4)) & 0xffu) << 20) * 0x1p107f;
-    return;
+    w[0] = permute(v.x, 0, 0x1404u) >> 1, w[1] = permute(v.x, 0, 0x3424u) >> 1;
+    w[2] = permute(v.y, 0, 0x1404u) >> 1, w[3] = permute(v.y, 0, 0x3424u) >> 1;
+  } else {
+    const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
+    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
   }
-  const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
-  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int x = 0; x < 4; x++) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
@@ -156,7 +164,7 @@ struct RowClass {
   float scale;
   uint32_t param_bytes;
   __device__ __forceinline__ void load(const TensorFormat &f) {
-    table = {f.table[0], f.table[1]}, scale = f.book_scale, param_bytes = uniform(f.param_bytes);
+    table = {f.table[0], f.table[1]}, scale = f.book_scale * param_scale(f.param_bytes), param_bytes = uniform(f.param_bytes);
   }
 };
 
@@ -164,7 +172,7 @@ struct RowClass {
 template <class Code, int U, int N>
 struct KeySums {
   const uint32_t (&b)[N][U];
-  int acc[N][4][4] = {}, negative[Code::kSigns ? N : 1][4][4] = {};
+  int acc[N][4][4] = {};
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -172,17 +180,7 @@ struct KeySums {
       for (int i = 0; i < 4; i++)
         multiply_query<Code::kUnsigned>(acc[n][i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[n][2 * p], b[n][2 * p + 1]);
   }
-  __device__ __forceinline__ void subtract(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        multiply_query<false>(negative[n][i], u[2 * i], u[2 * i + 1], v[2 * i], v[2 * i + 1], b[n][2 * p], b[n][2 * p + 1]);
-  }
-  __device__ __forceinline__ float sum(int n, int x) const {
-    const int *c = &acc[n][x / 2][2 * (x & 1)], *d = &negative[Code::kSigns ? n : 0][x / 2][2 * (x & 1)];
-    return Code::kSigns ? float((c[0] - d[0]) * 256 + (c[1] - d[1])) : float(c[0] * 256 + c[1]);
-  }
+  __device__ __forceinline__ float sum(int n, int x) const { return float(acc[n][x / 2][2 * (x & 1)] * 256 + acc[n][x / 2][2 * (x & 1) + 1]); }
 };
 
 // Rows: the query is quantized once; a token's scale multiplies its logit.  Classes of pages share it.
@@ -239,35 +237,33 @@ template <int U, int N>
 struct ColumnKeys {
   static constexpr bool kColumns = true;
   float unit[N], zero[N];
-  uint32_t *shared;     // columns of B [N][U][32 lanes], the warp's own
-  uint32_t firsts[2];   // byte p: the first unit that has one bit of plane p, or two
-  int planes;           // the highest
+  uint32_t b[N][U];
+  uint32_t pairs[kPlanes];  // of TensorFormat
+  int planes;               // the highest
+  bool halves;              // half of the units have one bit, half three (PN-Mix): known when this is compiled, so nothing is looked up
+  static constexpr uint32_t half_units(int p) {
+    constexpr uint32_t all = ~0u >> (32 - 2 * U), low = all >> U, one = 0x55555555;
+    return p ? one & all & ~low : (one & low) | (2 * one & all & ~low);
+  }
 
-  __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *, uint32_t *columns) {
-    shared = columns;
-    firsts[0] = firsts[1] = 0, planes = 0;
+  __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *, uint32_t *) {
 #pragma unroll
-    for (uint32_t p = 0; p < kPlanes; p++) {
-      firsts[0] |= uint32_t(f.first[2 * p + 1]) << 8 * p, firsts[1] |= uint32_t(f.first[2 * p + 2]) << 8 * p;
-      if (f.first[2 * p + 1] < U) planes = int(p);
-    }
-    firsts[0] = uniform(firsts[0]), firsts[1] = uniform(firsts[1]), planes = int(uniform(uint32_t(planes)));
+    for (uint32_t p = 0; p < kPlanes; p++) pairs[p] = uniform(f.pairs[p]);
+    planes = pairs[2] ? 2 : pairs[1] ? 1 : 0;
+    halves = pairs[0] == half_units(0) && pairs[1] == half_units(1) && planes == 1;
   }
   template <class Load>
   __device__ __forceinline__ void fold(const Lane &me, const float *q, Load &&load) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       float sum = 0;
-      uint32_t b[U];
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         float s[4], z[4], v[4];
         load(slot, s, z);
         read_four(q + (4 * n + me.row) * (16 * U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
-      }, b);
-#pragma unroll
-      for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];  // read by the same lane
+      }, b[n]);
       zero[n] = query_sum(me, sum);
     }
   }
@@ -281,76 +277,95 @@ struct ColumnKeys {
       });
     else
       fold(me, q, [&](uint32_t slot, float (&s)[4], float (&z)[4]) {
-        halves(params + 2 * slot, s);
-        halves(params + 32 * U + 2 * slot, z);
+        read_halves(params + 2 * slot, s);
+        read_halves(params + 32 * U + 2 * slot, z);
       });
   }
   __device__ static float e4m3(uint32_t h) {
     const float magnitude = __uint_as_float((h & 0x7fu) << 20) * 0x1p120f;
     return h & 0x80u ? -magnitude : magnitude;
   }
-  __device__ static __forceinline__ void halves(const uint8_t *at, float (&x)[4]) {
+  __device__ static __forceinline__ void read_halves(const uint8_t *at, float (&x)[4]) {
     const uint2 v = *reinterpret_cast<const uint2 *>(at);
     const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&v.x)), c = __half22float2(*reinterpret_cast<const __half2 *>(&v.y));
     x[0] = a.x, x[1] = a.y, x[2] = c.x, x[3] = c.y;
   }
   // Register x of a unit: `field` at bit 2 * (x % 4) of the bytes of word x / 4.
   __device__ static __forceinline__ uint32_t pick(uint32_t low, uint32_t high, uint32_t field, int x) { return (x < 4 ? low : high) & field << 2 * (x % 4); }
-  // Two units, or one; b: the lane's column of the first.
-  __device__ static __forceinline__ void add_two(const uint32_t *b, const uint32_t (&w)[4], uint32_t field, int (&acc)[N][4][4]) {
+  // Units 2 * p and 2 * p + 1, or the second only: words and fields of each.
+  template <int P>
+  __device__ __forceinline__ void add_two(uint32_t u0, uint32_t u1, uint32_t field_u, uint32_t v0, uint32_t v1, uint32_t field_v, int (&acc)[N][4][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const uint32_t a0 = pick(w[0], w[1], field, 2 * i), a1 = pick(w[0], w[1], field, 2 * i + 1);
-      const uint32_t a2 = pick(w[2], w[3], field, 2 * i), a3 = pick(w[2], w[3], field, 2 * i + 1);
+      const uint32_t a0 = pick(u0, u1, field_u, 2 * i), a1 = pick(u0, u1, field_u, 2 * i + 1);
+      const uint32_t a2 = pick(v0, v1, field_v, 2 * i), a3 = pick(v0, v1, field_v, 2 * i + 1);
 #pragma unroll
-      for (int n = 0; n < N; n++) multiply_query<true>(acc[n][i], a0, a1, a2, a3, b[n * U * 32], b[n * U * 32 + 32]);
+      for (int n = 0; n < N; n++) multiply_query<true>(acc[n][i], a0, a1, a2, a3, b[n][2 * P], b[n][2 * P + 1]);
     }
   }
-  __device__ static __forceinline__ void add_one(const uint32_t *b, uint32_t low, uint32_t high, uint32_t field, int (&acc)[N][4][4]) {
+  template <int P>
+  __device__ __forceinline__ void add_one(uint32_t v0, uint32_t v1, uint32_t field, int (&acc)[N][4][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], pick(low, high, field, 2 * i), pick(low, high, field, 2 * i + 1), b[n * U * 32]);
+      for (int n = 0; n < N; n++) multiply_unit(acc[n][i], pick(v0, v1, field, 2 * i), pick(v0, v1, field, 2 * i + 1), b[n][2 * P + 1]);
   }
-  // Units [from, to) that have one bit of a plane, or two; returns what follows their words.
-  __device__ __forceinline__ const uint8_t *add_bits(const Lane &me, uint32_t from, uint32_t to, const uint8_t *codes, int (&acc)[N][4][4]) const {
-    constexpr uint32_t kField = 0x01010101u;
-    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
-#pragma unroll 1
-    for (const uint8_t *at = codes + me.lane * 8; b + 32 < end; b += 64, at += 256, codes += 256) {
-      const uint2 w = *reinterpret_cast<const uint2 *>(at);
-      add_two(b, {w.x, w.x >> 1, w.y, w.y >> 1}, kField, acc);
+  // A pair's words of a plane: widths ascend, so the second unit has as many as the first, or more.
+  template <int P>
+  __device__ __forceinline__ void add_pair(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4]) const {
+    constexpr uint32_t kBit = 0x01010101u, kCrumb = 0x03030303u;
+    const uint32_t words = all & 0xfu << 4 * P;
+    if (words == 0) return;
+    if (words == 10u << 4 * P) {
+      const uint4 w = *reinterpret_cast<const uint4 *>(codes + me.lane * 16);
+      add_two<P>(w.x, w.y, kCrumb, w.z, w.w, kCrumb, acc);
+      codes += 512;
+    } else if (words == 5u << 4 * P) {
+      const uint2 w = *reinterpret_cast<const uint2 *>(codes + me.lane * 8);
+      add_two<P>(w.x, w.x >> 1, kBit, w.y, w.y >> 1, kBit, acc);
+      codes += 256;
+    } else if (words == 9u << 4 * P) {
+      const uint32_t u = *reinterpret_cast<const uint32_t *>(codes + me.lane * 4);
+      const uint2 v = *reinterpret_cast<const uint2 *>(codes + 128 + me.lane * 8);
+      add_two<P>(u, u >> 1, kBit, v.x, v.y, kCrumb, acc);
+      codes += 384;
+    } else if (words == 8u << 4 * P) {
+      const uint2 v = *reinterpret_cast<const uint2 *>(codes + me.lane * 8);
+      add_one<P>(v.x, v.y, kCrumb, acc);
+      codes += 256;
+    } else {
+      const uint32_t v = *reinterpret_cast<const uint32_t *>(codes + me.lane * 4);
+      add_one<P>(v, v >> 1, kBit, acc);
+      codes += 128;
     }
-    if (b >= end) return codes;
-    const uint32_t w = *reinterpret_cast<const uint32_t *>(codes + me.lane * 4);
-    add_one(b, w, w >> 1, kField, acc);
-    return codes + 128;
   }
-  __device__ __forceinline__ const uint8_t *add_crumbs(const Lane &me, uint32_t from, const uint8_t *codes, int (&acc)[N][4][4]) const {
-    constexpr uint32_t kField = 0x03030303u;
-    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * U + me.lane;
-#pragma unroll 1
-    for (const uint8_t *at = codes + me.lane * 16; b + 32 < end; b += 64, at += 512, codes += 512) {
-      const uint4 w = *reinterpret_cast<const uint4 *>(at);
-      add_two(b, {w.x, w.y, w.z, w.w}, kField, acc);
-    }
-    if (b >= end) return codes;
-    const uint2 w = *reinterpret_cast<const uint2 *>(codes + me.lane * 8);
-    add_one(b, w.x, w.y, kField, acc);
-    return codes + 256;
+  template <int... P>
+  __device__ __forceinline__ void add_pairs(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4], std::integer_sequence<int, P...>) const {
+    (add_pair<P>(me, all, codes, acc), ...);
+  }
+  __device__ __forceinline__ void add_plane(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4]) const {
+    add_pairs(me, all, codes, acc, std::make_integer_sequence<int, U / 2>());
+  }
+  __device__ __forceinline__ static void times_four(int (&acc)[N][4][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
   }
   template <class>
   __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
     int acc[N][4][4] = {};
+    if (halves) {
+      add_plane(me, half_units(1), codes, acc);
+      times_four(acc);
+      add_plane(me, half_units(0), codes, acc);
+    } else {
 #pragma unroll 1
-    for (int p = planes; p >= 0; p--) {
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
-      const uint32_t bit = firsts[0] >> 8 * p & 0xff, crumb = firsts[1] >> 8 * p & 0xff;
-      codes = add_bits(me, bit, crumb, codes, acc);
-      codes = add_crumbs(me, crumb, codes, acc);
+      for (int p = planes;; p--) {
+        add_plane(me, p == 0 ? pairs[0] : p == 1 ? pairs[1] : pairs[2], codes, acc);
+        if (p == 0) break;
+        times_four(acc);
+      }
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -388,6 +403,7 @@ struct GroupKeys {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * (16 * U) + slot, x); }, b);
 #pragma unroll
       for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];
+      unit[n] *= param_scale(param_bytes);
       center[n] = centers[4 * n + me.t];
     }
   }
@@ -396,19 +412,16 @@ struct GroupKeys {
   __device__ __forceinline__ void add_width(const Lane &me, const uint8_t *&codes, const uint8_t *&scales, float (&s)[N][8]) const {
     const uint32_t from = firsts >> 4 * W & 0xf, to = firsts >> (4 * W + 4) & 0xf;
     if (from == to) return;
-    int acc[N][4][4] = {}, negative[Nibbles<W>::kSigns ? N : 1][4][4] = {};
+    int acc[N][4][4] = {};
     const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
 #pragma unroll 1
     for (; b < end; b += 32, codes += W * 128) {
-      uint32_t r[8], masks[8];
-      Nibbles<W>::unit(codes, me.lane, r, masks);
+      uint32_t r[8];
+      Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(0), r);
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * U * 32]);
-          if constexpr (Nibbles<W>::kSigns) multiply_signed_unit(negative[n][i], masks[2 * i], masks[2 * i + 1], b[n * U * 32]);
-        }
+        for (int i = 0; i < 4; i++) multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * U * 32]);
     }
     float h[8];
     load_scales(scales, me.r, param_bytes, h);
@@ -417,9 +430,8 @@ struct GroupKeys {
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int x = 0; x < 8; x++) {
-        const int *c = &acc[n][x / 2][2 * (x & 1)], *d = &negative[Nibbles<W>::kSigns ? n : 0][x / 2][2 * (x & 1)];
-        const int sum = Nibbles<W>::kSigns ? (c[0] - d[0]) * 256 + (c[1] - d[1]) : c[0] * 256 + c[1];
-        s[n][x] = fmaf(float(sum), unit[n] * book_data::scale(W) * h[x], s[n][x]);
+        const int *c = &acc[n][x / 2][2 * (x & 1)];
+        s[n][x] = fmaf(float(c[0] * 256 + c[1]), unit[n] * book_data::scale(W) * h[x], s[n][x]);  // unit: with param_scale
       }
   }
   template <class>
@@ -454,30 +466,16 @@ struct ValueSums {
       sum[n][2 * m + 1] = acc[2] * 256 + acc[3];
     }
   }
-  __device__ __forceinline__ void unit_less(int m, const uint32_t (&r)[8]) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      int acc[4] = {};
-      multiply_weights<false>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
-      multiply_weights<false>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
-      sum[n][2 * m] -= acc[0] * 256 + acc[1];
-      sum[n][2 * m + 1] -= acc[2] * 256 + acc[3];
-    }
-  }
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
-  __device__ __forceinline__ void subtract(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit_less(2 * p, u), unit_less(2 * p + 1, v); }
 };
 
-// Weights p * scale of a tile; tokens of p = 0 may lie where nothing was written.
-template <class Code, bool masked, int U>
-__device__ __forceinline__ void weigh(const RowClass &rows, const float (&s)[8], const float (&z)[8], const float (&p)[8], float (&w)[8],
-                                      Soft<U> &soft) {
+// Weights p * scale of a tile.
+template <class Code, int U>
+__device__ __forceinline__ void weigh(const RowClass &rows, const float (&s)[8], const float (&z)[8], const float (&p)[8], float (&w)[8], Soft<U> &soft) {
 #pragma unroll
   for (int x = 0; x < 8; x++) {
     w[x] = p[x] * s[x];
-    if (masked && p[x] == 0) w[x] = 0;
-    if constexpr (Code::kAffine)
-      if (!masked || p[x] > 0) soft.zero = fmaf(p[x], z[x], soft.zero);
+    if constexpr (Code::kAffine) soft.zero = fmaf(p[x], z[x], soft.zero);
     if constexpr (Code::kFromOne) soft.zero = fmaf(-rows.scale, w[x], soft.zero);
   }
 }
@@ -518,13 +516,19 @@ __device__ __forceinline__ void move_reference(Soft<U> &soft, float top) {
   for (int i = 0; i < 2 * U; i++) soft.o[i] *= scale;
 }
 
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Probabilities of a tile as columns of B; returns the value of one unit.
 __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)[8], uint32_t (&b)[4]) {
   float top = 1e-30f;
 #pragma unroll
   for (int x = 0; x < 8; x++) top = fmaxf(top, w[x]);
   top = lanes_max(top);
-  const float inverse = __fdividef(65528.0f, top);
+  const float inverse = 65528.0f * reciprocal(top);
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     uint32_t v[4];
@@ -544,16 +548,13 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
 struct Mask {
   const uint32_t *positions;  // of the tile's first token, or nullptr
   uint32_t position, count;
-  __device__ __forceinline__ bool hides(uint32_t token, const Visible &sees) const {
-    if (token >= count) return true;
-    const uint32_t at = positions ? positions[token] : position + token;
-    return at < sees.begin || at >= sees.end;
-  }
+  __device__ __forceinline__ uint32_t position_of(uint32_t token) const { return positions ? positions[token] : position + token; }
 };
 
-template <class KeyCode, class ValueCode, bool masked, class Keys, int U, int N>
+// Not masked: every query sees the whole tile, and there is no soft cap.
+template <class KeyCode, class ValueCode, class Keys, int U, int N>
 __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const RowClass &key, const RowClass &value, const uint8_t *key_codes,
-                                         const uint8_t *value_codes, float softcap, const Mask &mask, const Visible (&sees)[N], Soft<U> (&soft)[N]) {
+                                         const uint8_t *value_codes, float softcap, bool masked, const Mask &mask, const Visible (&sees)[N], Soft<U> (&soft)[N]) {
   float s[N][8];
   keys.template logits<KeyCode>(me, key, key_codes, s);
   float h[8], z[8];
@@ -561,25 +562,34 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
     load_scales(value_codes + ValueCode::bytes(U), me.r, 2, h), load_scales(value_codes + ValueCode::bytes(U) + 2 * kTile, me.r, 2, z);
   else
     load_scales(value_codes + ValueCode::bytes(U), me.r, value.param_bytes, h);
+  if (masked) {
+    if (softcap > 0) {
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x], softcap);
+    }
+#pragma unroll
+    for (int x = 0; x < 8; x++) {
+      const uint32_t token = 8 * x + me.r;
+      const bool exists = token < mask.count;
+      if (!exists) h[x] = 0, z[x] = 0;  // nothing was written there
+      const uint32_t at = exists ? mask.position_of(token) : 0;
+#pragma unroll
+      for (int n = 0; n < N; n++)
+        if (!exists || at < sees[n].begin || at >= sees[n].end) s[n][x] = -INFINITY;
+    }
+  }
   uint32_t b[N][4];
   float units[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
-    if (masked && softcap > 0) {
-#pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x], softcap);
-    }
-    if constexpr (masked) {
-#pragma unroll
-      for (int x = 0; x < 8; x++)
-        if (mask.hides(8 * x + me.r, sees[n])) s[n][x] = -INFINITY;
-    }
     const float top = fmaxf(fmaxf(fmaxf(s[n][0], s[n][1]), fmaxf(s[n][2], s[n][3])), fmaxf(fmaxf(s[n][4], s[n][5]), fmaxf(s[n][6], s[n][7])));
     if (__any_sync(~0u, top > soft[n].m + 4.0f)) move_reference(soft[n], lanes_max(top));
     float p[8], w[8];
 #pragma unroll
     for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[n][x] - soft[n].m), soft[n].l += p[x];
-    weigh<ValueCode, masked>(value, h, z, p, w, soft[n]);
+    weigh<ValueCode>(value, h, z, p, w, soft[n]);
     units[n] = spread_weights(me, w, b[n]);
   }
   add_values<ValueCode>(me, value, value_codes, b, units, soft);

@@ -4,6 +4,7 @@
 
 #include "cuda/attend_fast.h"
 #include "cuda/fused.cuh"
+#include "cuda/raw_pages.cuh"
 
 namespace kvq::cuda {
 
@@ -18,140 +19,51 @@ constexpr uint32_t max_warps() {
 template <int U, int N>
 struct Queries {
   static constexpr uint32_t kItemRows = kRows * N, kDim = 16 * U;
-  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel; in the end, results
+  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel, then for raw pages (split_query); in the end, results
   alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
-  float center[kItemRows];
+  float center[kItemRows], unit[kItemRows];  // q . mu; of split_query
   float ml[2 * kItemRows];
-  uint64_t barrier[16 * kStages];
+  alignas(16) uint64_t barrier[16 * kStages];
   static_assert(kDim >= kMaxSplits);
 };
+
+// A row of queries as the keys are stored: raw, by channel, to slot; by one warp, whose lanes have the channels x from C * lane on.
+// Returns q . mu.
+template <int C>
+__device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t signs, const float (&x)[C], const float *raw, float *slot) {
+  float sum = 0;
+  if (key.mu)
+    for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key.mu[C * lane + j]);
+  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (key.rotate && Kind(key.kind) != Kind::width_groups) {  // slots are channels
+    float y[C];
+#pragma unroll
+    for (int j = 0; j < C; j++) y[j] = x[j];
+    rotate_row(lane, signs, false, y);
+#pragma unroll
+    for (int j = 0; j < C; j++) slot[C * lane + j] = y[j];
+    return sum;
+  }
+  __syncwarp();
+  for (uint32_t j = lane; j < 32 * C; j += 32) slot[j] = raw[key.channel[j]];
+  __syncwarp();
+  for (uint32_t r = 0; key.rotate && r < key.regions; r++) rotate_warp(slot, key, key.region[r], false);
+  return sum;
+}
 
 // A warp a row; all threads meet at the end.
 template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
-  const uint32_t lane = threadIdx.x % 32;
-  const uint16_t *mu = key ? key->mu : nullptr, *channel = key ? key->channel : nullptr;
-  const bool rotate = key && key->rotate, groups = key && Kind(key->kind) == Kind::width_groups;
-  const uint32_t signs = rotate ? row_signs<C>(lane, *key) : 0;
+  const uint32_t lane = threadIdx.x % 32, signs = key && key->rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
-    float *raw = s.raw + row * kDim, *slot = s.slot + row * kDim;
-    float x[C], sum = 0;
+    float *raw = s.raw + row * kDim, x[C];
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
-    if (!key) continue;
-    if (mu)
-      for (int j = 0; j < C; j++) sum += x[j] * half_to_float(mu[C * lane + j]);
-    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane == 0) s.center[row] = sum;
-    if (rotate && !groups) {  // slots are channels
-      rotate_row(lane, signs, false, x);
-#pragma unroll
-      for (int j = 0; j < C; j++) slot[C * lane + j] = x[j];
-    } else {
-      __syncwarp();
-      for (uint32_t j = lane; j < kDim; j += 32) slot[j] = raw[channel[j]];
-      __syncwarp();
-      for (uint32_t r = 0; rotate && r < key->regions; r++) rotate_warp(slot, *key, key->region[r], false);
-    }
+    const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * kDim) : 0, unit = split_query(lane, x, raw);
+    if (lane == 0) s.center[row] = center, s.unit[row] = unit;
   }
   __syncthreads();
-}
-
-// ---- raw pages
-
-// A lane's channels 8 * y + r of a raw row are neighbours (raw_place): 2 * U halves.
-template <int U>
-struct RawRow {
-  uint4 part[U / 4];
-  __device__ __forceinline__ void load(const uint16_t *at) {
-#pragma unroll
-    for (int i = 0; i < U / 4; i++) part[i] = reinterpret_cast<const uint4 *>(at)[i];
-  }
-  __device__ __forceinline__ float2 pair(int i) const {  // y = 2 * i and 2 * i + 1
-    const uint4 &v = part[i / 4];
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    return __half22float2(*reinterpret_cast<const __half2 *>(&w[i % 4]));
-  }
-};
-
-// Some tokens of a raw page at once: those that do not exist are hidden.
-template <int U>
-constexpr int kAtOnce = U <= 8 ? 4 : 2;
-
-template <int U, int N>
-__device__ __forceinline__ void raw_tokens(const AttendArguments &a, const Item &item, const Lane &me, const PageEntry &page, uint32_t begin,
-                                           const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  constexpr int kDim = 16 * U, kCount = kAtOnce<U>;
-  const RawShape shape{a.kv_heads, kDim, kDim};
-  const uint16_t *base = static_cast<const uint16_t *>(page.page) + me.r * (2 * U);
-  const auto row = [&](int i) { return page.first + min(begin + i, page.count - 1); };
-  RawRow<U> keys[kCount], values[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; i++) keys[i].load(base + shape.row(item.head, 0, row(i))), values[i].load(base + shape.row(item.head, 1, row(i)));
-  float logit[N][kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      const float *q = s.raw + (4 * n + me.t) * kDim + me.r;
-      float sum = 0;
-#pragma unroll
-      for (int y = 0; y < U; y++) {
-        const float2 x = keys[i].pair(y);
-        sum = fmaf(x.x, q[16 * y], fmaf(x.y, q[16 * y + 8], sum));
-      }
-      logit[n][i] = sum;
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    float top = soft[n].m;
-#pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      float sum = lanes_sum(logit[n][i]);
-      if (a.softcap > 0) sum = cap_logit(sum, a.softcap);
-      const uint32_t position = page.position + begin + i;
-      logit[n][i] = begin + i < page.count && position >= sees[n].begin && position < sees[n].end ? sum : -INFINITY;
-      top = fmaxf(top, logit[n][i]);
-    }
-    if (top > soft[n].m) move_reference(soft[n], top);
-#pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      logit[n][i] = exp2_fast(logit[n][i] - soft[n].m);
-      if (me.r == 0) soft[n].l += logit[n][i];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-#pragma unroll
-    for (int y = 0; y < U; y++) {
-      const float2 x = values[i].pair(y);
-#pragma unroll
-      for (int n = 0; n < N; n++) {
-        soft[n].o[2 * y] = fmaf(logit[n][i], x.x, soft[n].o[2 * y]);
-        soft[n].o[2 * y + 1] = fmaf(logit[n][i], x.y, soft[n].o[2 * y + 1]);
-      }
-    }
-  }
-}
-
-// Raw pages lie before and behind the packed ones; groups of tokens go round all warps of all splits.
-template <int U, int N>
-__device__ void run_raw(const Plan &plan, const AttendArguments &a, const Item &item, const Lane &me, uint32_t warp, uint32_t warps,
-                        const Visible (&sees)[N], const Queries<U, N> &s, Soft<U> (&soft)[N]) {
-  constexpr uint32_t kCount = kAtOnce<U>;
-  const SequenceEntry &sequence = *item.sequence;
-  const uint32_t all = sequence.splits * warps, pages = sequence.pages, front = sequence.front, packed = sequence.packed;
-  uint32_t next = item.split * warps + warp;  // groups until this warp's
-  for (uint32_t p = 0; p < pages; p++) {
-    if (p == front) p += packed;
-    if (p >= pages) break;
-    const PageEntry page = page_of(plan.pages, sequence, p);
-    const uint32_t groups = (page.count + kCount - 1) / kCount;
-    for (; next < groups; next += all) raw_tokens<U, N>(a, item, me, page, kCount * next, sees, s, soft);
-    next -= groups;
-  }
 }
 
 // Outputs of raw pages to the order in which values are stored: section 3, with y and r in registers and lanes.
@@ -195,21 +107,23 @@ struct TileShape {
   __device__ __forceinline__ void load(const TensorFormat &key) {
     offset = key.blob, bytes = key.tile_stride, params = key.group_stride - (key.tile_stride << key.group_shift), tiles = key.page_tokens / kTile;
     group_mask = (1u << key.group_shift) - 1;
-    if (!key.group) params = 0;
   }
 };
 
 // A warp's walk over the tiles of its packed pages; opened before the queries are there, so that tiles are on their way.  The entry of
-// a page is read one page ahead of its first tile.
-template <bool kTwo>
+// a page is read one page ahead of its first tile.  Two slots take turns: the next tile comes to the slot of the one that is done.
+template <bool kTwo, bool kColumns>
 struct Walk {
+  static_assert(kStages == 2);
   const PageEntry *entry;  // of page `ahead`; the next one is `step` entries on
-  uint32_t step, count, slot_bytes, ring, barrier;  // the last two: shared addresses
+  uint32_t step, count;
+  uint32_t slot, both;     // shared address of the slot of the tile that is worked on; its sum with the other's
+  uint32_t barrier;        // likewise: 8 bytes from the other's, in a place of 16
+  uint32_t used;           // tiles so far, also of earlier items
   TileShape shape, other;  // of the page that is fetched from; of its class's other
   uint32_t shape_kind;
   uint32_t now, ahead;     // the page that is worked on; the one after that which is fetched from
   uint32_t tags;           // of the pages from `now` to `ahead`, two bits each: class, and (2) full and seen by every query, but for the window
-  uint32_t used, fetched;  // tiles so far, also of earlier items: their slots follow each other
   const uint8_t *next;     // the tile to fetch next
   uint32_t left;           // tiles of its page, with this one
   uint4 head;              // of the entry
@@ -218,45 +132,56 @@ struct Walk {
   __device__ __forceinline__ void read() {
     if (ahead < count) head = __ldg(reinterpret_cast<const uint4 *>(entry));
   }
+  __device__ __forceinline__ void open_page() {
+    const uint32_t kind = kTwo ? head.z ^ flip : 0;
+    if (kTwo && kind != shape_kind) {
+      const TileShape swap = shape;
+      shape = other, other = swap, shape_kind = kind;
+    }
+    next = reinterpret_cast<const uint8_t *>(uint64_t(head.y) << 32 | head.x) + shape.offset;
+    left = shape.tiles;
+    tags |= (kind + 2 * (head.w < seen)) << 2 * (ahead - now);
+    ahead++, entry += step;
+    read();
+  }
   __device__ __forceinline__ void fetch(uint32_t lane) {
     if (left == 0) {
       if (ahead >= count) return;
-      const uint32_t kind = kTwo ? head.z ^ flip : 0;
-      if (kTwo && kind != shape_kind) {
-        const TileShape swap = shape;
-        shape = other, other = swap, shape_kind = kind;
-      }
-      next = reinterpret_cast<const uint8_t *>(uint64_t(head.y) << 32 | head.x) + shape.offset;
-      left = shape.tiles;
-      tags |= (kind + 2 * (head.w < seen)) << 2 * (ahead - now);
-      ahead++, entry += step;
-      read();
+      open_page();
     }
-    const bool leads = ((shape.tiles - left) & shape.group_mask) == 0;  // comes with its group's parameters
-    const uint32_t skipped = leads ? 0 : shape.params, bytes = shape.bytes + shape.params - skipped, slot = fetched % kStages;
-    fetch_page(ring + slot * slot_bytes + skipped, next, bytes, barrier + slot * 8, lane);
-    next += bytes, left--, fetched++;
+    uint32_t bytes = shape.bytes, to = slot;
+    if constexpr (kColumns) {  // the first tile of a group comes with its parameters
+      const bool leads = (left & shape.group_mask) == 0;
+      bytes += leads ? shape.params : 0, to += leads ? 0 : shape.params;
+    }
+    fetch_page(to, next, bytes, barrier, lane);
+    next += bytes, left--;
   }
-  // The slot of the tile that is worked on, when its bytes are there.
-  __device__ __forceinline__ uint32_t await() const {
-    const uint32_t slot = used % kStages;
-    await_page(barrier + 8 * slot, used / kStages & 1);
-    return slot * slot_bytes;
+  __device__ __forceinline__ void turn() { slot = both - slot, barrier ^= 8; }
+  // The tile that is worked on, when its bytes are there.
+  __device__ __forceinline__ const uint8_t *await() const {
+    await_page(barrier, used / kStages & 1);
+    return static_cast<const uint8_t *>(__cvta_shared_to_generic(slot));
+  }
+  __device__ __forceinline__ void next_tile(uint32_t lane) {
+    used++;
+    fetch(lane);
+    turn();
   }
   __device__ __forceinline__ const PageEntry *current() const { return entry - (ahead - now) * step; }
   __device__ __forceinline__ void next_page() { tags >>= 2, now++; }
 };
 
-template <bool kTwo>
-__device__ __forceinline__ Walk<kTwo> open_walk(const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
-                                                uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
+template <bool kTwo, bool kColumns>
+__device__ __forceinline__ Walk<kTwo, kColumns> open_walk(const ShareEntry &share, uint32_t head, const Lane &me, uint32_t warp, uint32_t warps,
+                                                          uint32_t slot_bytes, const uint8_t *ring, uint64_t *barriers, uint32_t used) {
   const uint32_t pages = share.packed;
-  Walk<kTwo> walk;
+  Walk<kTwo, kColumns> walk;
   walk.entry = share.sequence.table + share.first_page + warp;
   walk.seen = share.sequence.length - min(share.sequence.length, share.sequence.n_queries) + 1, walk.flip = share.sequence.flip;
   walk.step = warps;
   walk.count = pages > warp ? (pages - warp + warps - 1) / warps : 0;
-  walk.used = walk.fetched = used;
+  walk.used = used;
   walk.now = walk.ahead = walk.left = walk.tags = 0;
   walk.read();
   const TensorFormat *const *tensors = share.sequence.tensors;
@@ -265,11 +190,11 @@ __device__ __forceinline__ Walk<kTwo> open_walk(const ShareEntry &share, uint32_
   if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
   if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
   walk.shape_kind = 0;
-  walk.slot_bytes = slot_bytes;
-  walk.ring = shared_address(ring) + warp * kStages * slot_bytes;
-  walk.barrier = shared_address(barriers + warp * kStages);
+  const uint32_t first = shared_address(ring) + warp * kStages * slot_bytes, odd = used & 1;
+  walk.slot = first + odd * slot_bytes, walk.both = 2 * first + slot_bytes;
+  walk.barrier = shared_address(barriers + warp * kStages) + 8 * odd;
   open_ring();
-  for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane);
+  for (uint32_t i = 0; i < kStages; i++) walk.fetch(me.lane), walk.turn();
   return walk;
 }
 
@@ -298,32 +223,32 @@ struct NoPages {
 template <class First, int U, int N>
 using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>,
                                   std::conditional_t<std::is_same_v<typename First::Key, Groups>, GroupKeys<U, N>, RowKeys<U, N>>>;
+template <class First, class Second>
+using WalkOf = Walk<!std::is_same_v<Second, NoPages>, std::is_same_v<typename First::Key, Planes>>;
 // Shared memory of a warp for columns of B.
 template <class First, int U, int N>
-constexpr uint32_t column_bytes() { return std::is_same_v<KeysOf<First, U, N>, RowKeys<U, N>> ? 0 : N * U * 128; }
+constexpr uint32_t column_bytes() { return std::is_same_v<KeysOf<First, U, N>, GroupKeys<U, N>> ? N * U * 128 : 0; }
 
-// entry: nullptr where nothing of the page need be hidden, and there is no soft cap.
-template <class Class, class Keys, bool kTwo, int U, int N>
-__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk<kTwo> &walk, const uint8_t *ring, const PageEntry *entry,
-                                         const uint32_t *positions, float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
+// masked: some of the page must be hidden, or there is a soft cap.
+template <class Class, class Keys, class Walk, int U, int N>
+__device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk &walk, bool masked, const SequenceEntry &sequence,
+                                         float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
 #pragma unroll 1
   for (uint32_t tile = 0; tile < pages.tiles; tile++) {
-    const uint8_t *at = ring + walk.await();
+    const uint8_t *at = walk.await();
     if constexpr (Keys::kColumns)
       if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.key.param_bytes);  // a power of two
-    if (!entry) {
-      run_tile<typename Class::Key, typename Class::Value, false>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
-                                                                  0, Mask{}, sees, soft);
-    } else {
+    Mask mask{};
+    if (masked) {
+      const PageEntry *entry = walk.current();
       const uint32_t done = tile * kTile;
-      const Mask mask{entry->positions ? positions + entry->positions - 1 + done : nullptr, entry->position + done,
-                      entry->count > done ? entry->count - done : 0};
-      run_tile<typename Class::Key, typename Class::Value, true>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes,
-                                                                 softcap, mask, sees, soft);
+      mask = {entry->positions ? sequence.positions + entry->positions - 1 + done : nullptr, entry->position + done,
+              entry->count > done ? entry->count - done : 0};
     }
+    run_tile<typename Class::Key, typename Class::Value>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes, softcap,
+                                                         masked, mask, sees, soft);
     __syncwarp();
-    walk.used++;
-    walk.fetch(me.lane);
+    walk.next_tile(me.lane);
   }
 }
 
@@ -342,20 +267,19 @@ struct Classes {
 
 template <class First, class Second, int U, int N>
 __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const AttendArguments &a, const Lane &me, const Classes<First, Second> &classes,
-                                           Walk<!std::is_same_v<Second, NoPages>> &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
+                                           WalkOf<First, Second> &walk, uint32_t *columns, const Visible (&sees)[N], Queries<U, N> &s, Soft<U> (&soft)[N]) {
   using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
   Keys keys;
   keys.begin_item(me, *classes.formats, s.slot, s.center, columns);
-  const uint8_t *ring = static_cast<const uint8_t *>(__cvta_shared_to_generic(walk.ring));
 #pragma unroll 1
   while (walk.now < walk.count) {
     const uint32_t tag = uniform(walk.tags & 3);
-    const PageEntry *entry = tag < 2 || a.window || a.softcap > 0 ? walk.current() : nullptr;
+    const bool masked = tag < 2 || a.window || a.softcap > 0;
     if (!kTwo || !(tag & 1))
-      run_page<First, Keys, kTwo>(me, keys, classes.first, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
+      run_page(me, keys, classes.first, walk, masked, sequence, a.softcap, sees, s.slot, soft);
     else if constexpr (kTwo)
-      run_page<Second, Keys, kTwo>(me, keys, classes.second, walk, ring, entry, sequence.positions, a.softcap, sees, s.slot, soft);
+      run_page(me, keys, classes.second, walk, masked, sequence, a.softcap, sees, s.slot, soft);
     walk.next_page();
   }
 }
@@ -409,7 +333,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
     prefetch_queries(item, a);
-    auto walk = open_walk<!std::is_same_v<Second, NoPages>>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
+    auto walk = open_walk<!std::is_same_v<Second, NoPages>, std::is_same_v<typename First::Key, Planes>>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
@@ -420,7 +344,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
       sees[n] = visible(item, a, 4 * n + me.t);
       packed_sees[n] = 4 * n + me.t < item.rows ? sees[n] : Visible{0, ~0u};
     }
-    run_raw<U, N>(plan, a, item, me, warp, warps, sees, s, soft);
+    run_raw<U, N>(plan, a, item, me, warp, warps, sees, s.raw, s.unit, soft);
     if (key) {
       if (value->rotate && item.sequence->pages > item.sequence->packed)
 #pragma unroll
@@ -447,21 +371,16 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 
 template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
-  const auto kernel = fused_kernel<U, N, First, Second>;
-  const BlockShape &shape = launch.shape;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.dynamic_bytes));
-  if (error != cudaSuccess) return error;
-  kernel<<<launch.blocks, shape.warps * 32, shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
+  fused_kernel<U, N, First, Second><<<launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
   return cudaGetLastError();
 }
 
 // The table's entry.
 template <int U, int N, class First, class Second>
 constexpr FusedKernel fused(PagePath first, PagePath second) {
-  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
   return {16 * U, N, first, second,
-          {max_warps<U, N, First>(), kAll, sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
-          launch_fused<U, N, First, Second>};
+          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
+          launch_fused<U, N, First, Second>, [] { return reinterpret_cast<const void *>(fused_kernel<U, N, First, Second>); }};
 }
 
 }  // namespace kvq::cuda

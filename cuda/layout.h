@@ -11,8 +11,8 @@
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
 //   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
-//            plane first the units that have one bit of it (one word each), then those that have two (two words each), two units at
-//            a time in one vector of every lane
+//            plane unit after unit as many words as it has bits.  The words of units 2 i and 2 i + 1, if they are equally many, are
+//            one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
 #pragma once
@@ -77,6 +77,7 @@ struct alignas(128) TensorFormat {
   uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift
   uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (16 levels: magnitudes), repeated if fewer
   float book_scale;                          // fragments: of a level, or of a digit where levels are linear
+  uint32_t pairs[kPlanes];                   // planes: nibble i: words of unit 2 i, and 4 times those of unit 2 i + 1
   uint64_t seed;
   const uint16_t *channel;                   // [dim] slot -> channel
   const uint16_t *mu;                        // fp16 [dim] or nullptr
@@ -157,22 +158,23 @@ KVQ_HD inline uint32_t unit_word(const TensorFormat &f, uint32_t unit) {
 
 // ---- planes
 
-KVQ_HD inline uint32_t plane_words(const TensorFormat &f, uint32_t p) {
-  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2];
-  return crumb - bit + 2 * (f.dim / 16 - crumb);
+// Words of a unit in a plane, and of several units.
+KVQ_HD inline uint32_t plane_words(uint32_t pairs, uint32_t unit) { return pairs >> 2 * unit & 3u; }
+KVQ_HD inline uint32_t sum_words(uint32_t pairs) {
+  pairs = (pairs & 0x33333333u) + (pairs >> 2 & 0x33333333u);
+  pairs = (pairs + (pairs >> 4)) & 0x0f0f0f0fu;
+  return pairs * 0x01010101u >> 24;
 }
 // A unit's words of plane p: word i of a lane is at first + lane * step + i.
 struct PlanePlace {
   uint32_t first, step;
 };
 KVQ_HD inline PlanePlace plane_place(const TensorFormat &f, uint32_t p, uint32_t unit) {
-  uint32_t at = 0;
-  for (uint32_t above = p + 1; above < kPlanes; above++) at += 32 * plane_words(f, above);
-  const uint32_t bit = f.first[2 * p + 1], crumb = f.first[2 * p + 2], words = unit < crumb ? 1 : 2;
-  const uint32_t begin = unit < crumb ? bit : crumb, end = unit < crumb ? crumb : f.dim / 16, i = unit - begin;
-  at += 32 * (unit < crumb ? 0 : crumb - bit) + i / 2 * 64 * words;
-  const bool paired = begin + (i | 1) < end;
-  return {at + (paired ? i % 2 * words : 0), paired ? 2 * words : words};
+  const uint32_t pairs = f.pairs[p], even = unit & ~1u, words = plane_words(pairs, unit), others = plane_words(pairs, unit ^ 1u);
+  uint32_t before = sum_words(pairs & ((1u << 2 * even) - 1));  // of a lane
+  for (uint32_t above = p + 1; above < kPlanes; above++) before += sum_words(f.pairs[above]);
+  if (words == others) return {32 * before + (unit & 1) * words, 2 * words};
+  return {32 * (before + (unit & 1) * others), words};
 }
 
 // ---- radix

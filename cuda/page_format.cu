@@ -257,6 +257,8 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
   f->coding = code == Code::planes ? Coding::planes : code == Code::crumbs ? Coding::crumbs : radix ? Coding::radix : Coding::nibbles;
   for (uint32_t i = 1; i < std::size(f->first); i++)
     f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));
+  for (uint32_t p = 0; p < kPlanes && f->coding == Coding::planes; p++)
+    for (uint32_t u = 0; u < f->dim / 16; u++) f->pairs[p] |= std::clamp<int>(f->width[u] - 2 * int(p), 0, 2) << 2 * u;
   if (f->family != Family::rows_book) return;
   const Book &book = find_book(levels);
   f->swizzled = radix && levels != 3;

@@ -13,6 +13,7 @@ struct Processors {
 };
 
 constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
+constexpr uint32_t kMostItemRows = 8;
 constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 
@@ -35,7 +36,7 @@ struct SequenceEntry {
   uint32_t raw_begin, pages;       // raw pages in Plan::pages; number of all pages
   uint32_t front, listed, packed;  // packed: `listed` or 0
   uint32_t length, n_queries, first_query;
-  uint32_t splits, group_begin;    // groups: [row block][kv head]
+  uint32_t splits;
   uint32_t flip;                   // 1: classes are numbered the other way round in the table
   uint32_t index;                  // in Plan::findings
   uint32_t first_tile, page_tiles; // prompts: among the tiles of all sequences; tiles of a listed page
@@ -53,6 +54,7 @@ struct ShareEntry {
   SequenceEntry sequence;
   uint32_t block, split;
   uint32_t first_page, packed;     // packed pages of this split, in the table
+  uint32_t partial, group;         // with several splits: of Plan::partials and Plan::tickets for KV head 0
 };
 
 struct RowEntry {
@@ -65,8 +67,8 @@ struct Plan {
   const PageEntry *pages;  // raw ones that are in no table
   const RowEntry *rows;  // where the step's tokens go
   const ShareEntry *shares;  // [item / kv heads]
-  float *partials;       // [item][rows of an item][dim_v + 2]
-  uint32_t *tickets;     // [group], 0 between launches
+  float *partials;       // [split item][rows of an item][dim_v + 2]
+  uint32_t *tickets;     // [group of splits], 0 between launches
   Findings *findings;    // [sequence]
   uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
@@ -105,22 +107,26 @@ struct FusedKernel;
 // A block of threads: its warps, its shared memory besides what is fixed, and how many run on a processor at once.
 struct BlockShape {
   uint32_t warps = 0, dynamic_bytes = 0, at_once = 1;
+  bool operator==(const BlockShape &) const = default;
 };
 
-// Sequences of a layer with many new tokens.
+// A launch for sequences with many new tokens (prompt.h).
 struct PromptLaunch {
-  uint32_t groups = 0;  // of KV heads, one after the other; 0: there are no prompts
-  uint32_t plan = 0;    // index of their plan, counted from the layer's
-  bool splits = false;  // do some share the pages of a sequence?
+  uint32_t groups = 0;  // of KV heads, one after the other; 0: this is none
+  bool splits = false;  // do some items share the pages of a sequence?
 };
 
-// How a layer's attention runs in this step.
+// How a layer's attention runs in this step, or that of some of its sequences.
 struct LayerLaunch {
   PromptLaunch prompts;
-  bool others = true;                    // are there sequences that are no prompts?
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
-  uint32_t stage_bytes = 128, blocks = 0;  // of the largest tile
+  uint32_t stage_bytes = 128;           // of the largest tile
+  uint32_t item_rows = kRows, blocks = 0;
   BlockShape shape;
+  // May sequences share the launch without a change of their results?
+  bool joins(const LayerLaunch &other) const {
+    return prompts.groups == 0 && other.prompts.groups == 0 && kernel == other.kernel && stage_bytes == other.stage_bytes && item_rows == other.item_rows && shape == other.shape;
+  }
 };
 
 constexpr uint32_t kMaxSinks = 512;
@@ -131,9 +137,16 @@ struct AttendArguments {
   DeviceTensor q, out;
   float *lse;
   float scale, softcap;  // natural logits
-  uint32_t window, kv_heads, ratio, dim_k, dim_v, has_sinks;
-  float sinks[kMaxSinks];
+  uint32_t window, kv_heads, ratio, dim_k, dim_v;
+  const float *sinks;     // or nullptr
 };
+
+// Learned sinks of a call, as an argument of a launch: a graph keeps them.
+struct Sinks {
+  uint32_t count;
+  float value[kMaxSinks];
+};
+cudaError_t store_sinks(const Sinks &sinks, float *to, cudaStream_t stream);
 
 // Where the newest rows of a layer go.
 cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, const Plan *plan, uint32_t tokens,
@@ -141,6 +154,7 @@ cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const Devi
 
 // The kernel for any format; blocks share the plan's items, whatever their number.
 size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v);
+cudaError_t prepare_general(uint32_t shared_bytes);  // of a block, the device's most
 cudaError_t attend_general(const AttendArguments &arguments, uint32_t processors, cudaStream_t stream);
 
 }  // namespace kvq::cuda

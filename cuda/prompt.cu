@@ -8,8 +8,8 @@
 // While a tile's weights are computed, products with the last tile's values are under way.
 #include <algorithm>
 
-#include "cuda/fused.cuh"
 #include "cuda/prompt_matrix.cuh"
+#include "cuda/prompt_results.cuh"
 #include "cuda/prompt_ring.cuh"
 
 namespace kvq::cuda {
@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t kThreads = 384;
 constexpr uint32_t kSlack = 1024;  // to align images
 constexpr uint32_t kFewChannels = 96;
-constexpr uint32_t kLeastSlots = 4;  // values of the last tile, keys and values of this one
+constexpr uint32_t kLeastSlots = 4;  // values of the last tile, keys and values of this one; with low values one more
 constexpr uint32_t slot_bytes(uint32_t panels) { return uint32_t(image_bytes(panels) + kLineBytes); }
 
 // Dynamic shared memory: queries (an image for each group of warps), then the ring.
@@ -31,7 +31,7 @@ SharedShape shared_shape(uint32_t dim_k, uint32_t dim_v, const Processors &proce
   const uint32_t panels = prompt_panels(dim_k, dim_v), image = uint32_t(image_bytes(panels)), queries = 2 * image, slot = slot_bytes(panels);
   if (panels == 0 || processors.block_bytes < kFixed + queries) return {0, 0};
   const uint32_t slots = std::min((processors.block_bytes - kFixed - queries) / slot, kMaxSlots);
-  return slots < kLeastSlots ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * slot};
+  return slots < kLeastSlots + has_low_values(image) ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * slot};
 }
 
 // ---- the warp that brings images
@@ -87,7 +87,8 @@ struct Bringer {
         const bool masked = part.count < kTile || part.high >= sight.all_end || part.low < sight.all_begin;
         if (seen) {
           const TileNote note = *images.note(kv_head, sequence.first_tile + first + lane);
-          const uint32_t flags = masked * TileHead::kMasked | note.low * TileHead::kKeysLow | note.rounded * TileHead::kValuesLow | note.zeros * TileHead::kZeros;
+          const uint32_t rounded = has_low_values(images.bytes) ? TileHead::kRounded | TileHead::kValuesLow : TileHead::kRounded;
+          const uint32_t flags = masked * TileHead::kMasked | note.low * TileHead::kKeysLow | note.rounded * rounded | note.zeros * TileHead::kZeros;
           mine = {part.count, part.position, part.positions, flags, note.key_scale};
         }
       }
@@ -168,20 +169,6 @@ struct QueryOperand {
   }
 };
 
-// What a lane has of its two rows.
-template <int P>
-struct RowSums {
-  float m[2] = {kUnseen, kUnseen}, l[2] = {0, 0};  // the largest logarithm of a weight; sum of probabilities
-  float zero[2] = {0, 0};                          // sum of weight times zero
-  float o[P][32];
-  __device__ __forceinline__ void scale_outputs(const float (&alpha)[2]) {
-#pragma unroll
-    for (int p = 0; p < P; p++)
-#pragma unroll
-      for (int i = 0; i < 32; i++) o[p][i] *= alpha[i / 2 % 2];
-  }
-};
-
 __device__ __forceinline__ void hide(const TileHead &tile, const uint32_t *positions, uint32_t t, const Visible (&sees)[2], float (&s)[32]) {
   const uint32_t *list = tile.positions ? positions + tile.positions - 1 : nullptr;
 #pragma unroll
@@ -245,10 +232,6 @@ __device__ __forceinline__ void soften(const AttendArguments &a, const TileHead 
   }
 }
 
-__device__ __forceinline__ uint32_t pack_halves(float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return *reinterpret_cast<const uint32_t *>(&both);
-}
 // Weights as A operands, or what those leave.
 __device__ __forceinline__ void pack_weights(const float (&s)[32], bool rest, uint32_t (&p)[4][4]) {
 #pragma unroll
@@ -360,7 +343,7 @@ __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryO
     settle_outputs(sums);
     if (!first) ring.release(last.values);
     if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) sums.scale_outputs(alpha);
-    const bool low = tile.head.has(TileHead::kValuesLow), rest = low || tile.head.has(TileHead::kMasked) || a.dim_v < kFewChannels;
+    const bool low = tile.head.has(TileHead::kValuesLow), rest = tile.head.has(TileHead::kMasked | TileHead::kRounded) || a.dim_v < kFewChannels;
 #pragma unroll 1
     for (uint32_t part = rest ? 0 : 2; part < (low ? 2 : 1); part++) {  // the weights' second part; the values'
       pack_weights(s, part == 0, p);
@@ -377,115 +360,6 @@ __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryO
   await_products<0>();
   settle_outputs(sums);
   ring.release(last.values);
-}
-
-// ---- results
-
-__device__ __forceinline__ void store_pair(const DeviceTensor &x, int64_t at, float first, float second) {
-  if (x.dtype == KVQ_DTYPE_F32 && reinterpret_cast<uintptr_t>(static_cast<const float *>(x.data) + at) % 8 == 0) {
-    *reinterpret_cast<float2 *>(static_cast<float *>(const_cast<void *>(x.data)) + at) = make_float2(first, second);
-  } else if (x.dtype == KVQ_DTYPE_F16 && reinterpret_cast<uintptr_t>(static_cast<const uint16_t *>(x.data) + at) % 4 == 0) {
-    *reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(const_cast<void *>(x.data)) + at) =
-        pack_halves(fminf(fmaxf(first, -65504.0f), 65504.0f), fminf(fmaxf(second, -65504.0f), 65504.0f));
-  } else {
-    store_output(x, at, first), store_output(x, at + 1, second);
-  }
-}
-
-// Where a row goes, and what its sums are multiplied with; the row's logarithm is stored.
-struct RowEnd {
-  int64_t at;
-  float factor;
-};
-__device__ __forceinline__ RowEnd end_row(const AttendArguments &a, const Item &item, uint32_t row, float m, float l, bool first_lane) {
-  const uint32_t head = row_head(item, a, row), token = item.sequence->first_query + row_query(item, a, row);
-  float scale = 1;
-  if (a.has_sinks) {
-    const float sink = a.sinks[head] * kLog2E, top = fmaxf(m, sink);
-    scale = exp2f(m - top), l = l * scale + exp2f(sink - top), m = top;
-  }
-  if (a.lse && first_lane) a.lse[size_t(token) * a.kv_heads * a.ratio + head] = l > 0 ? (m + log2f(l)) * kLn2 : -INFINITY;
-  return {int64_t(token) * a.out.token_stride + int64_t(head) * a.out.head_stride, l > 0 ? scale / l : 0.0f};
-}
-
-// Outputs of two rows back from their rotation (section 3): channel 64 * p + 8 * j + 2 * t + odd.
-template <int P>
-__device__ __forceinline__ void unrotate(const TensorFormat &f, uint32_t t, float (&o)[P][32]) {
-#pragma unroll
-  for (int bit = 1; bit < 64 * P; bit *= 2)
-#pragma unroll
-    for (int i = 0; i < 32 * P; i++) {
-      // Bits of i: odd, row, j (three), panel.
-      float &x = o[i / 32][i % 32];
-      if (bit == 2 || bit == 4) {
-        const float other = __shfl_xor_sync(~0u, x, bit / 2);
-        x = t & (bit / 2) ? other - x : x + other;
-      } else {
-        const int partner = bit == 1 ? 1 : bit / 2;
-        if (i & partner) continue;
-        float &y = o[(i | partner) / 32][(i | partner) % 32];
-        const float sum = x + y, difference = x - y;
-        x = sum, y = difference;
-      }
-    }
-  const float scale = rsqrtf(64.0f * P);
-  const uint64_t seed = sign_seed(f.seed, f.tensor, 0, f.region[0].rotation);
-#pragma unroll
-  for (int p = 0; p < P; p++) {
-    const uint64_t signs = splitmix64(seed ^ p) >> 2 * t;
-#pragma unroll
-    for (int i = 0; i < 32; i++) o[p][i] *= signs >> (i / 4 * 8 + i % 2) & 1u ? -scale : scale;
-  }
-}
-
-// use(channel, x, y): two channels of a row.
-template <int P, class Use>
-__device__ __forceinline__ void for_outputs(const RowSums<P> &sums, int i, uint32_t t, uint32_t dim_v, Use &&use) {
-#pragma unroll
-  for (int p = 0; p < P; p++)
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const uint32_t channel = 64 * p + 8 * j + 2 * t;
-      if (channel < dim_v) use(channel, sums.o[p][4 * j + 2 * i], sums.o[p][4 * j + 2 * i + 1]);
-    }
-}
-
-// The only split of its rows goes to the caller's memory, others as [row][dim_v], then [row]{m, l}.
-template <int P>
-__device__ __forceinline__ void store_rows(const Plan &plan, const AttendArguments &a, const Item &item, uint32_t first_row, uint32_t t, const RowSums<P> &sums) {
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const uint32_t row = first_row + 8 * i;
-    if (row >= item.rows) continue;
-    if (item.sequence->splits == 1) {
-      const RowEnd end = end_row(a, item, row, sums.m[i], sums.l[i], t == 0);
-      for_outputs(sums, i, t, a.dim_v, [&](uint32_t channel, float x, float y) { store_pair(a.out, end.at + channel, x * end.factor, y * end.factor); });
-    } else {
-      float *o = plan.partials + size_t(item.index) * kPromptRows * (a.dim_v + 2), *ml = o + kPromptRows * a.dim_v + 2 * row;
-      for_outputs(sums, i, t, a.dim_v, [&](uint32_t channel, float x, float y) { *reinterpret_cast<float2 *>(o + row * a.dim_v + channel) = make_float2(x, y); });
-      if (t == 0) ml[0] = sums.m[i], ml[1] = sums.l[i];
-    }
-  }
-}
-
-// Splits of a row, in their order, by a warp.
-__device__ void merge_row(const Plan &plan, const AttendArguments &a, const Item &item, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32, splits = item.sequence->splits, size = kPromptRows * (a.dim_v + 2);
-  const size_t step = size_t(a.kv_heads) * size;
-  const float *o = plan.partials + size_t(item.index) * size + row * a.dim_v, *ml = plan.partials + size_t(item.index) * size + kPromptRows * a.dim_v + 2 * row;
-  float m = kUnseen, l = 0;
-  for (uint32_t s = 0; s < splits; s++) m = fmaxf(m, ml[s * step]);
-  for (uint32_t s = 0; s < splits; s++) l = fmaf(exp2_fast(ml[s * step] - m), ml[s * step + 1], l);
-  const RowEnd end = end_row(a, item, row, m, l, lane == 0);
-  for (uint32_t channel = 2 * lane; channel < a.dim_v; channel += 64) {
-    float x = 0, y = 0;
-    for (uint32_t s = 0; s < splits; s++) {
-      const float weight = exp2_fast(ml[s * step] - m);
-      const float2 two = *reinterpret_cast<const float2 *>(o + s * step + channel);
-      x = fmaf(weight, two.x, x), y = fmaf(weight, two.y, y);
-    }
-    store_pair(a.out, end.at + channel, x * end.factor, y * end.factor);
-  }
 }
 
 constexpr uint32_t kMergeThreads = 256;
@@ -592,12 +466,10 @@ cudaError_t attend_prompts(const AttendArguments &arguments, const PromptLaunch 
   // A graph may be replayed when the plan has more groups than now, or splits.
   const bool capturing = status != cudaStreamCaptureStatusNone;
   const uint32_t groups = capturing ? arguments.kv_heads : prompts.groups;
-  AttendArguments a = arguments;
-  a.plan += prompts.plan;
   for (uint32_t group = 0; group < groups; group++) {
-    if (const cudaError_t error = make_images(a, group, processors.count, stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = make_images(arguments, group, processors.count, stream); error != cudaSuccess) return error;
     const auto start = panels == 1 ? launch<1> : panels == 2 ? launch<2> : launch<4>;
-    if (const cudaError_t error = start(a, group, capturing || prompts.splits, processors, stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = start(arguments, group, capturing || prompts.splits, processors, stream); error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }

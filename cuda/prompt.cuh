@@ -31,10 +31,13 @@ static_assert(sizeof(TokenLine) <= kLineBytes);
 struct TileNote {
   float key_scale;
   uint32_t low;      // keys have a second image
-  uint32_t rounded;  // numbers of values have a second image
+  uint32_t rounded;  // numbers of values are not exact
   uint32_t zeros;    // tokens have zeros
 };
 static_assert(sizeof(TileNote) == kNoteBytes);
+
+// Rounded values have a second image, but for large dimensions, whose roundings average out (and whose ring is short).
+KVQ_HD constexpr bool has_low_values(size_t image) { return image <= image_bytes(2); }
 
 struct Images {
   uint8_t *base;

@@ -9,7 +9,7 @@
 namespace kvq::cuda {
 
 constexpr uint32_t kPromptRows = 128;       // (query, head) pairs of an item
-constexpr uint32_t kLeastPromptRows = 64;   // of a sequence: with fewer the decode kernels are faster
+constexpr uint32_t kLeastFusedRows = 512, kLeastRows = 64;  // of a sequence: with fewer the fused kernels are faster, or the general one
 constexpr size_t kImageBytes = size_t(320) << 20;
 
 // Images of a head dimension: `panels` of 64 channels (1, 2 or 4); 0: none can be made.

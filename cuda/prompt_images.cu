@@ -4,8 +4,7 @@
 // Three ways: raw rows are copied; pages in fragments are read by units of 16 channels, a warp each, as the fused kernels do; any other
 // page goes element by element.
 #include "cuda/decode.cuh"
-#include "cuda/fused.cuh"
-#include "cuda/prompt.cuh"
+#include "cuda/prompt_results.cuh"
 
 namespace kvq::cuda {
 namespace {
@@ -95,7 +94,7 @@ struct Unpacked {
   bool is_signed;
   float less;  // what digits count from
 
-  __device__ __forceinline__ void store(uint32_t unit, const uint32_t (&r)[8], const uint32_t (&masks)[8]) const {
+  __device__ __forceinline__ void store(uint32_t unit, const uint32_t (&r)[8]) const {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t reg = 0; reg < 8; reg++) {
@@ -103,7 +102,7 @@ struct Unpacked {
 #pragma unroll
       for (uint32_t b = 0; b < 4; b++) {
         const uint32_t byte = r[reg] >> 8 * b & 0xff;
-        x[b] = is_signed ? float(int8_t(byte)) + float(masks[reg] >> 8 * b & 1u) : float(byte) - less;  // -m is ~m + 1
+        x[b] = is_signed ? float(int8_t(byte)) : float(byte) - less;
       }
       if (tile.tensor == 0) {
         *reinterpret_cast<float4 *>(tile.row(key_token(reg, lane)) + key_slot(unit, lane, 0)) = make_float4(x[0], x[1], x[2], x[3]);
@@ -115,24 +114,18 @@ struct Unpacked {
   }
   // Digits lie across units: all warps read all of them, and each stores a unit.
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) const {
-    const uint32_t none[8] = {}, warp = threadIdx.x / 32;
-    if (warp == 2 * uint32_t(p)) store(2 * p, u, none);
-    if (warp == 2 * uint32_t(p) + 1) store(2 * p + 1, v, none);
+    const uint32_t warp = threadIdx.x / 32;
+    if (warp == 2 * uint32_t(p)) store(2 * p, u);
+    if (warp == 2 * uint32_t(p) + 1) store(2 * p + 1, v);
   }
 };
 
 template <int W, int P>
 __device__ __forceinline__ void unpack_nibbles(const Unpacked<P> &to, const uint8_t *at, uint32_t unit, bool groups) {
-  using Code = Nibbles<W>;
   const TensorFormat &f = *to.tile.format;
-  uint32_t w[W], r[8], masks[8] = {};
-  load_unit<W>(at, threadIdx.x % 32, w);
-  if constexpr (W > 4)
-    Code::look_up_far(w, r);
-  else
-    Code::look_up(w, groups ? Code::levels(0) : LevelTable{f.table[0], f.table[1]}, r);
-  if constexpr (Code::kSigns) Code::negate(w, r, masks);
-  to.store(unit, r, masks);
+  uint32_t r[8];
+  Nibbles<W>::unit(at, threadIdx.x % 32, groups ? Nibbles<W>::levels(0) : LevelTable{f.table[0], f.table[1]}, r);
+  to.store(unit, r);
 }
 
 template <int P>
@@ -159,7 +152,7 @@ __device__ void unpack_nibbles(const Unpacked<P> &to, const uint8_t *codes, uint
 template <int P>
 __device__ void unpack_planes(const Unpacked<P> &to, const uint32_t *words, uint32_t unit) {
   const TensorFormat &f = *to.tile.format;
-  uint32_t r[8] = {}, none[8] = {};
+  uint32_t r[8] = {};
   for (uint32_t plane = 0; 2 * plane < f.width[unit]; plane++) {
     const PlanePlace place = plane_place(f, plane, unit);
     const uint32_t *at = words + place.first + threadIdx.x % 32 * place.step;
@@ -171,18 +164,18 @@ __device__ void unpack_planes(const Unpacked<P> &to, const uint32_t *words, uint
       r[x] |= bits << 2 * plane;
     }
   }
-  to.store(unit, r, none);
+  to.store(unit, r);
 }
 
 template <int P>
 __device__ void unpack_crumbs(const Unpacked<P> &to, const uint32_t *words, uint32_t unit) {
-  uint32_t r[8], none[8] = {};
+  uint32_t r[8];
 #pragma unroll
   for (uint32_t reg = 0; reg < 8; reg++) {
     const uint32_t y = 2 * unit + (reg & 1);
     r[reg] = words[y / 4 * 128 + threadIdx.x % 32 * 4 + reg / 2] >> 2 * (y % 4) & 0x03030303u;
   }
-  to.store(unit, r, none);
+  to.store(unit, r);
 }
 
 template <int P>
@@ -284,11 +277,6 @@ __device__ float block_max(float x) {
   return x;
 }
 
-__device__ uint32_t pack_halves(float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return *reinterpret_cast<const uint32_t *>(&both);
-}
-
 // Four channels: the nearest fp16 numbers, and what they leave.
 __device__ void split_four(const float (&x)[4], uint2 *high, uint2 *low) {
   *high = make_uint2(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]));
@@ -320,7 +308,7 @@ __device__ void write_images(const Tile<P> &tile, bool low, float middle, Factor
 template <int P>
 __device__ void write_values(const Tile<P> &tile, float top, bool exact) {
   const float scale = choose_scale(block_max(top));
-  write_images(tile, !exact, 0, [&](uint32_t) { return 1 / scale; });
+  write_images(tile, !exact && (tile.tensor == 0 || has_low_values(image_bytes(P))), 0, [&](uint32_t) { return 1 / scale; });
   if (tile.tensor == 0) {
     if (threadIdx.x == 0) tile.note->key_scale = scale, tile.note->low = !exact;
     return;

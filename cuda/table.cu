@@ -56,17 +56,17 @@ bool SequenceTable::forget_changes(const StepSequence &sequence) {
   return complete;
 }
 
-// Half as much again as is needed now: what is there is copied only now and then.
+// Half as much again as is needed now: what is there is copied only now and then.  Where there is no room the table stays as it is.
 void SequenceTable::make_room(const size_t (&most)[2]) {
   if (most[0] <= room_[0] && most[1] <= room_[1]) return;
   uint32_t room[2];
   for (uint32_t c = 0; c < 2; c++) room[c] = most[c] <= room_[c] ? room_[c] : uint32_t(most[c] + most[c] / 2 + 8);
   const size_t pages = size_t(room[0]) + room[1];
+  Buffer entries(*arena_, pages * ready_.size() * sizeof(PageEntry)), positions(*arena_);
+  if (page_tokens_) positions.reserve(pages * page_tokens_ * sizeof(uint32_t));
+  entries_ = std::move(entries), positions_ = std::move(positions);
   ready_.assign(ready_.size(), Ready{0, 0});
   placed_ = {0, 0};
-  room_[0] = room_[1] = 0;
-  entries_.reserve(pages * ready_.size() * sizeof(PageEntry));
-  if (page_tokens_) positions_.reserve(pages * page_tokens_ * sizeof(uint32_t));
   room_[0] = room[0], room_[1] = room[1];
 }
 

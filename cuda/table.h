@@ -38,7 +38,7 @@ struct StepSequence {
 
 class SequenceTable final : public PageTable {
  public:
-  SequenceTable(std::pmr::memory_resource *memory, Arena &arena, size_t layers) : entries_(arena), positions_(arena), ready_(layers, Ready{}, memory) {}
+  SequenceTable(std::pmr::memory_resource *memory, Arena &arena, size_t layers) : arena_(&arena), entries_(arena), positions_(arena), ready_(layers, Ready{}, memory) {}
 
   // What brings the table up to date is added to the patches.
   void update(const StepSequence &sequence, Patches *patches);
@@ -61,6 +61,7 @@ class SequenceTable final : public PageTable {
   void patch_entries(uint32_t layer, const PageList &list, uint32_t cls, Patches *patches);
   void patch_positions(uint32_t layer, const PageList &list, uint32_t cls, Patches *patches);
 
+  Arena *arena_;
   Buffer entries_, positions_;
   uint32_t room_[2] = {0, 0};      // pages of each class
   uint32_t page_tokens_ = 0;       // of pages with positions; 0: there are none

@@ -114,7 +114,7 @@ static void raise_status(int32_t status) {
 }
 %typemap(freearg) const kvq_tensor * "PyBuffer_Release(&view$argnum);"
 
-// A sequence of tensors (of one shape), and of float32 arrays.
+// A sequence of tensors of one shape.
 %define %buffers(TYPEMAP, ITEM, CONVERT)
 %typemap(in) TYPEMAP (Py_buffer *views = NULL, ITEM *items = NULL, Py_ssize_t n = 0) {
   const Py_ssize_t length = PySequence_Size($input);
@@ -137,14 +137,7 @@ static void raise_status(int32_t status) {
 }
 %enddef
 %buffers(%arg((const kvq_tensor *rows, uint32_t n_layers)), kvq_tensor, tensor_from_buffer(object, 0, &views[n], &items[n]))
-%buffers(%arg((const float *const *hidden, uint32_t n_hidden)), const float *, float_rows(object, &views[n], &items[n]))
-%{
-static int float_rows(PyObject *object, Py_buffer *view, const float **rows) {
-  if (array_from_buffer(object, "f", 0, view)) return -1;
-  *rows = (const float *)view->buf;
-  return 0;
-}
-%}
+%buffers(%arg((const kvq_tensor *hidden, uint32_t n_hidden)), kvq_tensor, tensor_from_buffer(object, 0, &views[n], &items[n]))
 
 // A CUDA stream as an integer, or None.
 %typemap(in) void *stream "$1 = $input == Py_None ? NULL : PyLong_AsVoidPtr($input);  if (PyErr_Occurred()) SWIG_fail;"

@@ -21,7 +21,7 @@
  *              KVQ_E_INVALID for a NULL pointer or a struct_size that is none, and KVQ_E_NOMEM.
  *   Atomicity  A failing call leaves the cache, its sequences and every output as they were.
  *   Ownership  The caller owns every buffer that it passes.  Inputs are read only during the call and are never changed.
- *   Memory     Pointers are to host memory; only K, V, Q and the output of attention may lie on the device, see kvq_tensor.
+ *   Memory     Pointers are to host memory; only tensors, token scores and the output of attention may lie on the device.
  *              A cache takes its memory from its allocator.  Functions without a cache take scratch from malloc and free it.
  *   Units      Lengths and positions in tokens (positions from 0), sizes in bytes, strides in elements.
  *   Threads    Calls that touch different sequences of one cache may run at once; one sequence (or one step) must be used
@@ -179,7 +179,7 @@ typedef struct kvq_config {
 typedef struct kvq_tensor {
   uint32_t struct_size;
   uint32_t dtype;       /* KVQ_DTYPE_*; F64 for inputs only */
-  uint32_t memory;      /* KVQ_MEMORY_*; DEVICE for K, V, Q and out of a CUDA cache only */
+  uint32_t memory;      /* KVQ_MEMORY_*; DEVICE for K, V, Q and out of a CUDA cache, and for token scores */
   uint32_t reserved;    /* 0 */
   void *data;           /* element [0][0][0]; inputs are not written.  NULL if there are no tokens */
   int64_t token_stride; /* elements between tokens; 0: packed, heads * channels */
@@ -198,7 +198,8 @@ typedef struct kvq_prefill {
   const kvq_tensor *q;  /* [n_tokens][q_heads][dim_k], after RoPE like K: only for statistics; NULL: none */
   const float *scores;  /* token scores (SemKV): higher is kept more precisely; taken once per chunk, with any layer */
 } kvq_prefill;
-#define KVQ_PREFILL_FINAL 1u /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
+#define KVQ_PREFILL_FINAL 1u         /* the prompt of this layer (or of ALL_LAYERS) is complete: freeze the policy and pack */
+#define KVQ_PREFILL_DEVICE_SCORES 2u /* `scores` lies in device memory (CUDA caches); the call waits for the stream */
 
 /* Options of kvq_attend.  A window that reaches tokens which have been given back (kvq_seq_truncate) is INVALID. */
 typedef struct kvq_attend_options {
@@ -275,19 +276,16 @@ KVQ_API uint32_t kvq_version(void);
 KVQ_API const char *kvq_version_string(void);
 /* Name of a status as static text ("OK", "INVALID", ...); for an unknown value "UNKNOWN", never NULL.  Since 0.1. */
 KVQ_API const char *kvq_status_string(int32_t status);
-/* The sentence about the newest failure of a libkvq call in the calling thread; empty if there was none.
- * It does not replace the sentence that it reports.  Statuses: SIZE.  Since 0.1. */
+/* The sentence about the newest failure of a libkvq call in the calling thread, which it keeps.  Statuses: SIZE.  Since 0.1. */
 KVQ_API int32_t kvq_error_detail(char *buf, size_t cap, size_t *needed);
 
 /* ------------------------------------------------------------------------------------------------ backends, recipes */
 
-/* Describe backend number `index`, a KVQ_BACKEND_*, on this machine.  Those that this build lacks are described too.
- * Out: info.  Statuses: INVALID (index beyond the last).  Since 0.1. */
+/* Describe backend KVQ_BACKEND_* on this machine, also one that this build lacks.  Statuses: INVALID (no such index).  Since 0.1. */
 KVQ_API int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info);
 
 /* Say whether and how `config` would run, without creating anything.
- * Out: support; support->status is what kvq_create would say.  Statuses: INVALID (only for broken arguments of this call).
- * Since 0.1. */
+ * Out: support; support->status is what kvq_create would say.  Statuses: INVALID (arguments of this call only).  Since 0.1. */
 KVQ_API int32_t kvq_backend_support(const kvq_config *config, kvq_support *support);
 
 /* Name of preset number `index` ("fp16", "kivi-2", ...), static; NULL beyond the last.  Section 8.  Since 0.1. */
@@ -378,7 +376,9 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
-#define KVQ_STEP_QUERY_ONLY 1u /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
+#define KVQ_STEP_QUERY_ONLY 1u    /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
+#define KVQ_STEP_DEVICE_SCORES 2u /* `scores` of kvq_step_end lies in device memory, written on the stream of the step's newest call */
+#define KVQ_STEP_INVARIANT 4u     /* results of a sequence are the bits of a step of it alone, as they always are on the CPU */
 
 /* Begin a step: reserve all memory that it needs, for all sequences or for none.
  *
@@ -386,17 +386,16 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * kvq_append and then kvq_attend, then kvq_step_end.  Its tokens are packed together: sequence 0's first, then sequence 1's...;
  * N = the sum of new_tokens, at most 2^20, is the token count of every tensor of the step.  While it is open the sequences
  * refuse other changes (STATE).  Per-layer calls allocate nothing and take no lock; their streams must live until it is over.
+ * Elements that are not finite: in host memory the call refuses them.  In device memory they enter as +0 and nothing waits; when the
+ * step has ended, a sequence whose kept tokens had one in K, V or Q, and no other, is marked with the position of the first.  Calls on it
+ * are refused (NONFINITE) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which clears the mark, and such forks.
  *
- * Elements that are not finite: in host memory the call that brings them refuses them.  In device memory they enter as +0 and nothing
- * waits; when the step has ended, a sequence whose kept tokens had one in K, V or Q is marked with the position of the first.  Calls on
- * it are then refused (NONFINITE, naming the position) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which
- * clears the mark, and forking as much.  Other sequences of the step are what they would have been.
- *
+ * INVARIANT on CUDA: work is shared out for each sequence alone, slower for many short ones; UNSUPPORTED once a graph captured calls.
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.
  * Statuses: INVALID (a sequence twice, or N above 2^20), NONFINITE (a sequence is marked), STALE, STATE (a step is open on a sequence,
- * or its prompt is partly FINAL or of layers that differ in length), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM.  Since 0.1. */
+ * or its prompt is partly FINAL or of unlike layers), BUSY, FULL (max_tokens, max_bytes, max_sequences), NOMEM, UNSUPPORTED.  Since 0.1. */
 KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *new_tokens, uint32_t n_seqs, uint32_t flags,
                                kvq_step *step);
 
@@ -452,9 +451,9 @@ typedef struct kvq_calibration {
 } kvq_calibration;
 
 /* Add statistics of calibration text to the cache (exact integer sums: order and cutting do not matter, section 6).
- * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.  Host memory.  V is checked and
- * not used.  Threads: may run beside other calls on the cache, and calls of several threads add up.
- * Statuses: INVALID, NONFINITE, UNSUPPORTED (the policy belongs to sequences), STATE (already frozen), NOMEM.  Since 0.1. */
+ * For policies that belong to the cache (Block-GTQ); others choose per sequence from its own prompt.  There is no stream: what lies in
+ * device memory must be complete.  V is checked and not used.  Threads: beside other calls on the cache; several calls add up.
+ * Statuses: INVALID, NONFINITE, UNSUPPORTED (the policy belongs to sequences), STATE (frozen), NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_calibrate(kvq_cache *cache, const kvq_calibration *data);
 
 /* Freeze the cache's policy from the statistics so far.
@@ -476,15 +475,13 @@ KVQ_API int32_t kvq_policy_set(kvq_cache *cache, kvq_seq seq, const void *blob, 
 /* Decoded values of positions [first, first + count) of a committed or uncommitted sequence, as attention uses them, in order of
  * position.  What drop-tokens has dropped is NaN.  Also while a step is open: its tokens are not there yet.
  * In: layer, head (KV head), tensor KVQ_TENSOR_*.  Out: out [count][dim], float32, host memory; bit-exact (section 5).
- * Statuses: INVALID (also positions that have been given back, see kvq_seq_truncate), STALE, BUSY, NOMEM, FULL (scratch).
- * Since 0.1. */
+ * Statuses: INVALID (also positions given back, see kvq_seq_truncate), STALE, BUSY, NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_export_values(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t first,
                                   uint64_t count, float *out);
 
 /* Wire bytes (section 5) of one packed block, numbered from 0 in the order of packing.
  * Out: buf, (cap, needed) as usual; *tokens (may be NULL): valid tokens of the block.
- * Statuses: INVALID (no such block, or one that has been given back), STALE, BUSY, SIZE, NOMEM, FULL (scratch).
- * Since 0.1. */
+ * Statuses: INVALID (no such block, or one that has been given back), STALE, BUSY, SIZE, NOMEM, FULL (scratch).  Since 0.1. */
 KVQ_API int32_t kvq_export_wire(kvq_cache *cache, kvq_seq seq, uint32_t layer, uint32_t head, uint32_t tensor, uint64_t block,
                                 void *buf, size_t cap, size_t *needed, uint64_t *tokens);
 
@@ -495,34 +492,37 @@ KVQ_API int32_t kvq_stats_get(kvq_cache *cache, kvq_stats *stats);
 /* ------------------------------------------------------------------------------------------------ token scores (SemKV) */
 
 /* SemKV section 3.3: eight indicators, and random, from what a runtime has at hand.  They agree with the exact value to 1e-5
- * relative; the selection is exact given the scores.  Host memory; pure functions; at most 2^24 tokens a call. */
+ * relative; the selection is exact given the scores.  Pure functions with the same bits on every backend; at most 2^24 tokens a call.
+ * All inputs of a call lie in one memory and on one device, and so does `scores`.  In device memory the call only launches on `stream`:
+ * a token with an element that is not finite (attention: a key) gets NaN, which a later call that takes the scores refuses. */
 #define KVQ_SCORE_DELTA_NORM 0   /* mean over the last m layers of |h(l) - h(l-1)| (Eq. 3) */
 #define KVQ_SCORE_COSINE_DELTA 1 /* mean over the last m layers of 1 - cos(h(l), h(l-1)); 0 where a norm is 0 */
 #define KVQ_SCORE_NORM 2         /* |h(L)| */
 #define KVQ_SCORE_VARIANCE 3     /* variance of the coordinates of h(L), divided by dim */
 
-/* Scores from hidden states: kind KVQ_SCORE_*; hidden [n_hidden] pointers to [n_tokens][dim], layers ascending.  The delta kinds
- * use all of them, m = n_hidden - 1 >= 1; the others the last.  Out: scores [n_tokens].
- * Statuses: INVALID, NONFINITE.  Since 0.1. */
-KVQ_API int32_t kvq_scores_hidden(uint32_t kind, const float *const *hidden, uint32_t n_hidden, uint64_t n_tokens, uint32_t dim,
-                                  float *scores);
+/* Scores from hidden states: kind KVQ_SCORE_*; hidden [n_hidden] tensors [n_tokens][1][dim], layers ascending, read as float32.  The
+ * delta kinds use all of them, m = n_hidden - 1 >= 1; the others the last.  Out: scores [n_tokens].
+ * Statuses: INVALID, NONFINITE, UNSUPPORTED, DEVICE.  Since 0.1. */
+KVQ_API int32_t kvq_scores_hidden(uint32_t kind, const kvq_tensor *hidden, uint32_t n_hidden, uint64_t n_tokens, uint32_t dim,
+                                  float *scores, void *stream);
 
-/* key-norm or value-norm: the mean over layers and KV heads of the norm of a token's row.
- * In: rows [n_layers] tensors [n_tokens][heads][dim].  Out: scores [n_tokens].  Statuses: INVALID, NONFINITE.  Since 0.1. */
+/* key-norm or value-norm: the mean over layers and KV heads of the norm of a token's row, entered by rule 1.4.
+ * In: rows [n_layers] tensors [n_tokens][heads][dim].  Out: scores [n_tokens].  Statuses: as above.  Since 0.1. */
 KVQ_API int32_t kvq_scores_norms(const kvq_tensor *rows, uint32_t n_layers, uint64_t n_tokens, uint32_t heads, uint32_t dim,
-                                 float *scores);
+                                 float *scores, void *stream);
 
-/* self-information: -ln p(token i | before) by softmax over logits [n_tokens][vocab], row i being the prediction of targets[i].
- * Out: scores [n_tokens].  Statuses: INVALID (a target beyond vocab), NONFINITE.  Since 0.1. */
-KVQ_API int32_t kvq_scores_self_information(const float *logits, const uint32_t *targets, uint64_t n_tokens, uint32_t vocab,
-                                            float *scores);
+/* self-information: -ln p(token i | before) by softmax over logits [n_tokens][1][vocab], row i being the prediction of targets[i].
+ * Out: scores [n_tokens].  Statuses: as above, INVALID also for a target beyond vocab (on a device: NaN).  Since 0.1. */
+KVQ_API int32_t kvq_scores_self_information(const kvq_tensor *logits, const uint32_t *targets, uint64_t n_tokens, uint32_t vocab,
+                                            float *scores, void *stream);
 
-/* accumulated attention: adds the attention that each key receives to scores [n_keys], weights [heads][n_queries][n_keys].
- * Statuses: INVALID, NONFINITE (nothing is added).  Since 0.1. */
-KVQ_API int32_t kvq_scores_attention(const float *weights, uint32_t heads, uint64_t n_queries, uint64_t n_keys, float *scores);
+/* accumulated attention: adds the attention that each key receives to scores [n_keys].
+ * In: weights [n_queries][heads][n_keys]; strides tell of another order.  Statuses: as above; it adds all or nothing.  Since 0.1. */
+KVQ_API int32_t kvq_scores_attention(const kvq_tensor *weights, uint32_t heads, uint64_t n_queries, uint64_t n_keys, float *scores,
+                                     void *stream);
 
-/* random: float(splitmix64(seed + first + i) >> 40) for i < n_tokens.  Statuses: INVALID.  Since 0.1. */
-KVQ_API int32_t kvq_scores_random(uint64_t seed, uint64_t first, uint64_t n_tokens, float *scores);
+/* random: float(splitmix64(seed + first + i) >> 40) for i < n_tokens, in memory KVQ_MEMORY_*.  Statuses: as above.  Since 0.1. */
+KVQ_API int32_t kvq_scores_random(uint64_t seed, uint64_t first, uint64_t n_tokens, uint32_t memory, float *scores, void *stream);
 
 /* ------------------------------------------------------------------------------------------------ stateless calls */
 

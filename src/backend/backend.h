@@ -91,6 +91,7 @@ struct StepSource {
   virtual ~StepSource() = default;
   virtual size_t sequences() const = 0;
   virtual uint32_t tokens(size_t sequence) const = 0;  // new ones: rows of the step's tensors, in the order of the sequences
+  virtual bool invariant() const = 0;  // results of a sequence must be the bits of a step of this sequence alone
   virtual bool stores(uint32_t layer) const = 0;
   virtual uint64_t length(size_t sequence, uint32_t layer) const = 0;  // with the new tokens
   virtual PageList pages(size_t sequence, uint32_t layer) const = 0;
@@ -166,6 +167,9 @@ class Backend {
   // One workspace per step, for attention in any of these layers; its bytes depend on their dimensions only.
   virtual std::shared_ptr<Workspace> make_workspace(std::span<const LayerShape> layers) = 0;
   virtual Status attend(const AttendCall &call, Workspace *workspace) = 0;
+
+  // Token scores in device memory, to host memory; only where steps are planned.
+  virtual Status fetch_scores(const float *, size_t, float *) { return KVQ_OK; }
 
   // ---- devices: per-layer calls only launch, so the pages of all layers are handed over once, when the step begins.  A backend
   // that does not plan gets store_rows, check_rows and attend per layer instead of the calls below.

@@ -95,6 +95,11 @@ Status read_optional(const kvq_tensor *in, const char *name, uint64_t tokens, ui
 // Where the tensors of a cache may lie.
 inline Place place_of(const Cache &cache) { return cache.backend->plans_steps() ? Place::any : Place::host; }
 
+inline Status check_score_place(const Cache &cache, bool device) {
+  if (!device || place_of(cache) == Place::any) return KVQ_OK;
+  return fail(KVQ_E_UNSUPPORTED, "flags: scores in device memory, but the CPU backend takes host memory only");
+}
+
 // Layers [n_structs], spaced by the first one's struct_size, for n_layers layers (n_structs of them, or 1: all alike).
 Status read_layers(const kvq_layer *layers, uint32_t n_structs, uint32_t n_layers, Vector<LayerShape> *shapes);
 

@@ -50,9 +50,9 @@ int32_t kvq_calibrate(kvq_cache *cache, const kvq_calibration *data) {
     KVQ_TRY(own.check_layer(in.layer));
     KVQ_TRY(check_tokens("n_tokens", in.n_tokens));
     const LayerShape &shape = own.shapes[in.layer];
-    if (in.n_tokens > 0) KVQ_TRY(read_tensor(in.k, "k", in.n_tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &k));
-    KVQ_TRY(read_optional(in.v, "v", in.n_tokens, shape.kv_heads, shape.dim_v, &v, &with_v));
-    KVQ_TRY(read_optional(in.q, "q", in.n_tokens, shape.q_heads, shape.dim_k, &q, &with_q));
+    if (in.n_tokens > 0) KVQ_TRY(read_tensor(in.k, "k", in.n_tokens, shape.kv_heads, shape.dim_k, capi::Use::input, &k, place_of(own)));
+    KVQ_TRY(read_optional(in.v, "v", in.n_tokens, shape.kv_heads, shape.dim_v, &v, &with_v, place_of(own)));
+    KVQ_TRY(read_optional(in.q, "q", in.n_tokens, shape.q_heads, shape.dim_k, &q, &with_q, place_of(own)));
     uint64_t saturated = 0;
     if (with_v) KVQ_TRY(own.backend->check_rows(v, 0, in.n_tokens, shape.kv_heads, shape.dim_v, "v", &saturated));
     return in_layer(in.layer, own.policies->calibrate(in.layer, in.n_tokens, in.n_tokens > 0 ? &k : nullptr, with_q));

@@ -24,7 +24,8 @@ struct ChunkTensors {
 };
 
 Status read_chunk(const Cache &cache, const kvq_prefill &in, ChunkTensors *tensors, PromptChunk *chunk) {
-  if (in.flags & ~KVQ_PREFILL_FINAL) return fail(KVQ_E_INVALID, "flags=0x%x has unknown bits", in.flags);
+  if (in.flags & ~(KVQ_PREFILL_FINAL | KVQ_PREFILL_DEVICE_SCORES)) return fail(KVQ_E_INVALID, "flags=0x%x has unknown bits", in.flags);
+  KVQ_TRY(check_score_place(cache, in.flags & KVQ_PREFILL_DEVICE_SCORES));
   KVQ_TRY(check_tokens("n_tokens", in.n_tokens));
   chunk->layer = in.layer;
   chunk->final = in.flags & KVQ_PREFILL_FINAL;
@@ -33,6 +34,7 @@ Status read_chunk(const Cache &cache, const kvq_prefill &in, ChunkTensors *tenso
     return fail(KVQ_E_INVALID, "n_scores=%u is neither 0 nor n_tokens=%llu", in.n_scores, (unsigned long long)in.n_tokens);
   if (in.n_scores != 0 && !in.scores) return fail(KVQ_E_INVALID, "scores is NULL, but n_scores is %u", in.n_scores);
   chunk->scores = {in.scores, in.n_scores};
+  chunk->device_scores = in.flags & KVQ_PREFILL_DEVICE_SCORES;
   if (in.layer == KVQ_ALL_LAYERS && in.n_tokens != 0)
     return fail(KVQ_E_INVALID, "n_tokens=%llu: with KVQ_ALL_LAYERS there are only flags", (unsigned long long)in.n_tokens);
   if (in.layer == KVQ_ALL_LAYERS) return KVQ_OK;

@@ -71,14 +71,16 @@ int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint32_t *ne
     KVQ_REQUIRE(cache);
     KVQ_REQUIRE(step);
     Cache &own = *from(cache);
-    if (flags & ~KVQ_STEP_QUERY_ONLY) return fail(KVQ_E_INVALID, "flags=0x%x has unknown bits", flags);
+    if (flags & ~(KVQ_STEP_QUERY_ONLY | KVQ_STEP_DEVICE_SCORES | KVQ_STEP_INVARIANT))
+      return fail(KVQ_E_INVALID, "flags=0x%x has unknown bits", flags);
+    KVQ_TRY(check_score_place(own, flags & KVQ_STEP_DEVICE_SCORES));
     if (n_seqs > own.sequences.capacity())
       return fail(KVQ_E_INVALID, "n_seqs=%u: a cache has at most %u sequences", n_seqs, own.sequences.capacity());
     if (n_seqs > 0) {
       KVQ_REQUIRE(seqs);
       KVQ_REQUIRE(new_tokens);
     }
-    return own.begin_step({seqs, n_seqs}, new_tokens, flags & KVQ_STEP_QUERY_ONLY, step);
+    return own.begin_step({seqs, n_seqs}, new_tokens, flags, step);
   });
 }
 

@@ -60,4 +60,14 @@ BackendFactory backend_factory([[maybe_unused]] uint32_t backend) {
   return make_cpu_backend;
 }
 
+Status find_indicators(uint32_t memory, const Indicators **out) {
+  *out = &host_indicators;
+#if KVQ_WITH_CUDA
+  if (memory == KVQ_MEMORY_DEVICE) *out = &cuda_indicators;
+  return KVQ_OK;
+#else
+  return memory == KVQ_MEMORY_HOST ? KVQ_OK : fail(KVQ_E_UNSUPPORTED, "memory=DEVICE: this build has no CUDA backend");
+#endif
+}
+
 }  // namespace kvq::capi

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "engine/cache.h"
+#include "policy/indicators.h"
 
 namespace kvq::capi {
 
@@ -21,5 +22,8 @@ Status check_device(uint32_t backend, uint32_t device, std::span<const LayerShap
 size_t first_decoded_layer(uint32_t backend, std::span<const LayerShape> shapes, const Recipe &recipe);
 // Of a backend that check_device has accepted.
 BackendFactory backend_factory(uint32_t backend);
+
+// The indicators on memory of a kind, KVQ_MEMORY_*.
+Status find_indicators(uint32_t memory, const Indicators **out);
 
 }  // namespace kvq::capi

@@ -29,6 +29,7 @@ struct Block {
   Run run;
   Sight sight[kRows];
   uint32_t ratio;
+  Sight common{0, 0};  // what all rows see
 
   uint32_t query(uint32_t row) const { return (rows.first + row) / ratio; }
   uint32_t q_head(uint32_t row) const { return rows.head * ratio + (rows.first + row) % ratio; }
@@ -62,7 +63,8 @@ void begin(Block *block, bool first) {
   slice.domains = slice.oldest = 0;
   for (uint32_t r = 0; r < block->run.rows; r++) {
     load_query(*block, r);
-    block->sight[r] = sight_of(*block, r);
+    const Sight sight = block->sight[r] = sight_of(*block, r);
+    block->common = r == 0 ? sight : Sight{std::max(block->common.low, sight.low), std::min(block->common.high, sight.high)};
     const float *sinks = block->rows.call.sinks;
     const float sink = sinks && first ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
@@ -87,7 +89,7 @@ void raise(const Run &run, uint32_t row, float reference) {
 // Keep book of the logits of a row, whose sums are given.
 void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squares) {
   Doubt &doubt = run.slice.doubt[row];
-  doubt.count += tile.high[row] - tile.low[row];
+  doubt.count += tile.high(row) - tile.low(row);
   doubt.first += sum * run.unit;
   doubt.second += squares * run.unit * run.unit;
   if (run.slice.has_doubt) doubt.worst = std::max(doubt.worst, run.slice.peak[row]);
@@ -97,8 +99,8 @@ void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squar
 void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
   const Run &run = block.run;
   Slice &slice = run.slice;
-  float *x = slice.logit + size_t(row) * kLogitStride, most[kRows], sum[kRows], squares[kRows];
-  const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low[row], high = tile.high[row];
+  float *x = slice.logit + size_t(row) * kLogitStride, *most = slice.most + row, sum[kRows], squares[kRows];
+  const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low(row), high = tile.high(row);
   run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
   for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
   const float softcap = block.rows.call.softcap;
@@ -116,21 +118,25 @@ void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
     slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
     if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
   }
+  if (slice.deferred) return;
   run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
   for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
 }
 
-// Logits of a tile become probabilities, 0 for tokens that a row does not see.
-void soften(const Block &block, const Tile &tile) {
+// Logits of a tile become probabilities, 0 for tokens that a row does not see.  If they may be deferred and rows see all, that is left to
+// whoever makes weights of them.
+void soften(const Block &block, const Tile &tile, bool can_defer) {
   const uint32_t rows = block.run.rows, end = round16(tile.end);
   bool all = true;
-  for (uint32_t r = 0; r < rows; r++) all = all && tile.low[r] == tile.from && tile.high[r] == end;
+  for (uint32_t r = 0; r < (tile.low_rows ? rows : 1); r++) all = all && tile.low(r) == tile.from && tile.high(r) == end;
+  block.run.slice.deferred = all && can_defer;
   if (all) return soften(block, tile, 0, rows);
   for (uint32_t r = 0; r < rows; r++) {
     float *x = block.run.slice.logit + size_t(r) * kLogitStride;
-    std::fill(x + tile.from, x + std::min(tile.low[r], end), 0.0f);
-    std::fill(x + std::max(tile.low[r], tile.high[r]), x + end, 0.0f);
-    if (tile.low[r] < tile.high[r]) soften(block, tile, r, 1);
+    const uint32_t low = tile.low(r), high = tile.high(r);
+    std::fill(x + tile.from, x + std::min(low, end), 0.0f);
+    std::fill(x + std::max(low, high), x + end, 0.0f);
+    if (low < high) soften(block, tile, r, 1);
   }
 }
 
@@ -149,45 +155,54 @@ void see(const PageView &view, const Sight &sight, uint32_t *low, uint32_t *high
   *high = uint32_t(row(sight.high));
 }
 
-// What the rows see of a view, as rows of the page: low and high per row, first and end for all of them.
-void see_page(const Block &block, const PageView &view, Tile *page) {
+// Page rows that the rows of a block see.
+struct Seen {
+  uint32_t low[kRows], high[kRows];
+};
+
+// What the rows see of a view: `seen` if it is not all of it for all of them; first and end for all of them.
+void see_page(const Block &block, const PageView &view, Seen *seen, Tile *page) {
+  page->first = view.first;
+  page->end = view.first + view.count;
+  if (!view.positions && view.position >= block.common.low && view.position + view.count <= block.common.high) return;
   page->first = UINT32_MAX;
   page->end = 0;
+  page->low_rows = seen->low;
+  page->high_rows = seen->high;
   for (uint32_t r = 0; r < block.run.rows; r++) {
     if (r > 0 && block.query(r) == block.query(r - 1)) {
-      page->low[r] = page->low[r - 1], page->high[r] = page->high[r - 1];
+      seen->low[r] = seen->low[r - 1], seen->high[r] = seen->high[r - 1];
       continue;
     }
-    see(view, block.sight[r], &page->low[r], &page->high[r]);
-    page->low[r] += view.first;
-    page->high[r] += view.first;
-    if (page->low[r] >= page->high[r]) continue;
-    page->first = std::min(page->first, page->low[r]);
-    page->end = std::max(page->end, page->high[r]);
+    see(view, block.sight[r], &seen->low[r], &seen->high[r]);
+    seen->low[r] += view.first;
+    seen->high[r] += view.first;
+    if (seen->low[r] >= seen->high[r]) continue;
+    page->first = std::min(page->first, seen->low[r]);
+    page->end = std::max(page->end, seen->high[r]);
   }
 }
 
 // The part of a page that is the tile of tokens [start, start + tokens).
-Tile cut(const Run &run, const Tile &page, uint32_t start, uint32_t tokens) {
-  const auto clip = [&](uint32_t row) { return std::clamp(row, start, start + tokens) - start; };
+Tile cut(const Tile &page, uint32_t start, uint32_t tokens) {
   Tile tile = page;
   tile.start = start;
-  tile.first = clip(page.first);
-  tile.end = clip(page.end);
+  tile.tokens = tokens;
+  tile.first = tile.clip(page.first);
+  tile.end = tile.clip(page.end);
   tile.from = tile.first / 16 * 16;
-  for (uint32_t r = 0; r < run.rows; r++) tile.low[r] = clip(page.low[r]), tile.high[r] = clip(page.high[r]);
   return tile;
 }
 
 void attend_raw(const Block &block, const PageView &view, const Tile &page) {
   const LayerShape &shape = *block.rows.call.shape;
   const Run &run = block.run;
-  Tile tile = cut(run, page, 0, kRawTokens);
+  Tile tile = cut(page, 0, kRawTokens);
   tile.k = static_cast<const uint8_t *>(view.page) + run.head * raw_head_bytes(shape);
   tile.v = tile.k + raw_values_offset(shape);
   raw_logits(run, shape.dim_k, kRawTokens, run.slice.query, tile);
   run.slice.has_doubt = false;
-  soften(block, tile);
+  soften(block, tile, false);
   add_raw_values(run, shape.dim_v, run.slice.out, tile);
 }
 
@@ -198,7 +213,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
   Domain &domain = open_domain(run, format);
   const uint8_t *blob = format.blob(view.page, run.head);
   for (uint32_t i = 0; i < k.tiles; i++) {
-    Tile tile = cut(run, page, i * k.tile_tokens, k.tile_tokens);
+    Tile tile = cut(page, i * k.tile_tokens, k.tile_tokens);
     if (tile.first >= tile.end) continue;
     tile.k = blob + k.tile_offset + i * k.tile_stride;
     tile.v = blob + v.tile_offset + i * v.tile_stride;
@@ -206,7 +221,7 @@ void attend_packed(const Block &block, const PageView &view, const Tile &page) {
     tile.k_params = blob + k.params;
     tile.v_params = blob + v.params;
     key_logits(run, domain, tile);
-    soften(block, tile);
+    soften(block, tile, v.family == Family::rows && !run.precise);
     add_values(run, domain, tile);
   }
 }
@@ -232,7 +247,8 @@ void attend_pages(const Block &block, PartOf part) {
   for (size_t i = begin; i < end; i++) {
     const PageView next = i + 1 < end ? pages.get(pages.self, layer, i + 1) : PageView{};
     Tile page{};
-    see_page(block, view, &page);
+    Seen seen;
+    see_page(block, view, &seen, &page);
     block.run.slice.prefetch = prefetch_of(block, next);
     if (page.first < page.end) {
       if (view.format)

@@ -8,6 +8,7 @@
 // Weights of 16 bits are enough unless much of a row's output cancels.  So every row keeps book of what rounding may have done to it
 // (doubt.h), and the few that may have left section 9's tolerance are computed again with weights of 31 bits.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/doubt.h"
@@ -31,7 +32,7 @@ struct Dims {
   uint32_t query() const { return round16(k) + 16; }
   uint32_t output() const { return round16(v) + 16; }
   uint32_t weights() const { return round16(2 * k) + 320; }  // quads of a decoded tile: wide books, rests, boosted channels
-  uint32_t segments() const { return k / 16 + 9; }
+  uint32_t segments() const { return most() / 16 + 9; }
   uint32_t most() const { return k > v ? k : v; }
 };
 
@@ -44,12 +45,19 @@ struct RowWeights {
 };
 
 // What one packed format needs besides its pages: the query in its terms and the output in its terms.
+// A dot product with codes of a segment or region of a tensor, but for the place of the tile.
+struct Product {
+  Dot dot;
+  size_t offset;  // planes: of the first code in the tile's codes
+};
+
 struct Domain {
   const CpuPageFormat *format;
   float *query;        // [kRows][dims.query()] by slot
   float *lined;        // [kRows][dims.weights()] by place in a decoded tile (columns)
   int16_t *w, *fine;   // weights of all rows (weight_place), and what rounding left of one row's
   RowWeights *segment; // [dims.segments()]
+  Product *keys, *values;  // of segments; keys by column: of regions
   float constant[kRows];  // q . mu
   float *out;          // [kRows][dims.output()] by slot
 };
@@ -58,7 +66,7 @@ struct Domain {
 struct Slice {
   float *query;          // [kRows][dims.query()] by channel, times the softmax scale
   float *logit;          // [kRows][kLogitStride]: logits, then probabilities
-  float *doubtful;       // [kRows][kLogitStride]: d^2 of the logits (doubt.h)
+  float *doubtful;       // [kRows][kLogitStride]: d^2 of the logits (doubt.h), less a factor; the same for all rows if doubt_stride is 0
   float *out;            // [kRows][dims.output()] by channel
   float *scale, *zero, *middle;  // [max(kTileTokens, dims) + 16]: scalars of lanes; zero + scale * middle code
   float *line;           // [dims.weights()]
@@ -71,6 +79,10 @@ struct Slice {
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
   float largest[kRows], peak[kRows];  // of the tile: probability, d^2
+  float doubt_factor[kRows];
+  uint32_t doubt_stride;
+  float most[kRows + 3];              // the same of the logits; four at a time
+  bool deferred;                      // the logits of the tile are still to become probabilities
   Doubt doubt[kRows];
   Domain domain[kDomains];
   bool has_doubt;            // in the current tile; otherwise `doubtful` is not set
@@ -88,7 +100,11 @@ struct Tile {
   uint32_t start;                   // page row of its first token
   uint32_t first, end;              // tokens that some row sees; `from` is `first` rounded down to a multiple of 16
   uint32_t from;
-  uint32_t low[kRows], high[kRows];  // tokens that a row sees
+  const uint32_t *low_rows, *high_rows;  // page rows that a row sees; null: all see [first, end)
+  uint32_t low(uint32_t row) const { return low_rows ? clip(low_rows[row]) : first; }
+  uint32_t high(uint32_t row) const { return high_rows ? clip(high_rows[row]) : end; }
+  uint32_t tokens;                  // of the tile
+  uint32_t clip(uint32_t row) const { return std::clamp(row, start, start + tokens) - start; }
 };
 
 // The rows that run together and everything they need.

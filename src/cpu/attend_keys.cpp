@@ -12,6 +12,7 @@ namespace {
 void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   const uint32_t tokens = layout.tile_tokens;
   for (const Region &region : layout.regions) {
+    if (reads_planes(run, region, layout, tile)) continue;
     const uint32_t whole = region.count / 4, rest = region.count % 4;
     for (uint32_t high = 0; high < (region.table && region.table->wide ? 2u : 1u); high++) {
       uint8_t *codes = run.slice.codes + size_t(region.quad + high * (whole + (rest != 0))) * tokens * 4;
@@ -21,52 +22,83 @@ void decode_keys(const Run &run, const TensorLayout &layout, const Tile &tile) {
   }
 }
 
+// A product with tokens [first, end); with all of a vector's where the planes are read.
+Dot place(const Run &run, const Product &product, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t first,
+          uint32_t end) {
+  Dot dot = product.dot;
+  if (reads_planes(run, region, layout, tile)) {
+    first = first / 64 * 64, end = (end + 63) / 64 * 64;
+    dot.planes.at = tile.k + product.offset;
+    dot.planes.shared = tile.shared;
+    dot.planes.vector = first / 16;
+  } else {
+    dot.x = static_cast<const uint8_t *>(dot.x) + first * 4;
+  }
+  dot.lanes = end - first;
+  dot.out += first;
+  return dot;
+}
+
 // d^2 of one token per square of its scale, or of its group (doubt.h).
 float doubt_of(const Run &run, const RowWeights &weights, uint32_t row, const Region &region, uint32_t count) {
   const float step = weights.scale[row] * run.unit;
   return step * step * region.spread.even * float(count) / 12.0f;
 }
 
-void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, bool add, const Tile &tile) {
+// `most`: the largest scale, if all rows see all tokens.
+void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, uint32_t segment, uint32_t segments,
+                float most, const Tile &tile) {
   Slice &slice = run.slice;
-  float factor[kRows], most = 0;
-  slice.has_doubt = true;
+  float factor[kRows];
   for (uint32_t r = 0; r < run.rows; r++) {
     factor[r] = doubt_of(run, weights, r, region, count);
-    most = largest_scale(run, tile, r, most);
-    slice.peak[r] = (add ? slice.peak[r] : 0.0f) + factor[r] * most * most;
+    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
+    slice.peak[r] = (segment ? slice.peak[r] : 0.0f) + factor[r] * most * most;
+    slice.doubt_factor[r] = segments > 1 ? 1.0f : factor[r];
   }
-  run.kernels.add_squares(slice.scale + tile.from, tile.end - tile.from, factor, run.rows, add, slice.doubtful + tile.from, kLogitStride);
+  slice.has_doubt = true;
+  slice.doubt_stride = segments > 1 ? kLogitStride : 0;
+  const float one = 1.0f;
+  const uint32_t tokens = tile.end - tile.from;
+  float *squares = slice.doubtful + tile.from;
+  if (segments == 1) return run.kernels.add_squares(slice.scale + tile.from, tokens, &one, 1, false, squares, 0);
+  run.kernels.add_squares(slice.scale + tile.from, tokens, factor, run.rows, segment > 0, squares, kLogitStride);
 }
 
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_keys(run, layout, tile);
-  const uint32_t stride = layout.tile_tokens * 4;
-  bool add = false;
-  for (uint32_t i = 0; i < layout.segments.size(); i++) {
+  const uint32_t segments = uint32_t(layout.segments.size());
+  for (uint32_t i = 0; i < segments; i++) {
     const Segment &segment = layout.segments[i];
     const Region &region = layout.regions[segment.region];
     const RowWeights &weights = domain.segment[i];
-    const uint32_t quad = region.quad + (segment.first - region.first) / 4;
-    load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
-    Dot dot{};
-    dot.x = run.slice.codes + size_t(quad) * stride + tile.from * 4;
-    dot.stride = stride;
-    dot.depth = (segment.count + 3) / 4;
-    dot.lanes = tile.end - tile.from;
-    dot.w = domain.w + weight_place(0, 0, quad);
-    dot.w_stride = run.dims.weights();
-    dot.lane_scale = run.slice.scale + tile.from;
-    if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + tile.from;
-    dot.out = run.slice.logit + tile.from;
-    dot.out_stride = kLogitStride;
-    dot.add = add;
-    const size_t array = size_t((region.count + 3) / 4) * stride;
+    const float most = load_token_scalars(run, layout, region, tile.k_params, segment.param, tile);
+    Dot dot = place(run, domain.keys[i], layout, region, tile, tile.from, tile.end);
+    const size_t from = size_t(dot.out - run.slice.logit);
+    dot.lane_scale = run.slice.scale + from;
+    if (!region.table) dot.offset = weights.total, dot.lane_offset = run.slice.zero + from;
+    dot.add = i > 0;
+    const size_t array = size_t((region.count + 3) / 4) * dot.stride;
     dot_region(run, region, weights, {}, array, &dot);
-    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, quad), 0}, array, &dot);
-    doubt_rows(run, weights, region, segment.count, i > 0, tile);
-    add = true;
+    if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, region.quad + (segment.first - region.first) / 4), 0}, array, &dot);
+    doubt_rows(run, weights, region, segment.count, i, segments, most, tile);
   }
+}
+
+// `count` slots from `quad` on: a region, or all of them up to their `ends`.
+void weigh_region(const Run &run, const Domain &domain, uint32_t quad, uint32_t count, RowWeights *weights, const uint32_t *ends) {
+  Slice &slice = run.slice;
+  Quantize quantize{};
+  quantize.x = domain.lined + quad * 4;
+  quantize.x_stride = run.dims.weights();
+  quantize.s = slice.line + quad * 4;
+  quantize.n = count;
+  quantize.rows = run.rows;
+  quantize.w = slice.w + weight_place(0, 0, quad);
+  quantize.ends = ends;
+  quantize.span_stride = sizeof(RowWeights) / sizeof(int32_t);
+  if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, quad);
+  weigh(run, &quantize, weights);
 }
 
 // Scales of a group's slots go into the query once per group, zeros into one number.
@@ -80,31 +112,27 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     if (layout.boosted) line_up_upper(layout, params, query, domain.lined + size_t(r) * run.dims.weights());
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
   }
-  for (uint32_t i = 0; i < layout.regions.size(); i++) {
-    const Region &region = layout.regions[i];
-    Quantize quantize{};
-    quantize.x = domain.lined + region.quad * 4;
-    quantize.x_stride = run.dims.weights();
-    quantize.s = slice.line + region.quad * 4;
-    quantize.n = region.count;
-    quantize.rows = run.rows;
-    quantize.w = slice.w + weight_place(0, 0, region.quad);
-    if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, region.quad);
-    weigh(run, &quantize, &weights[i]);
+  if (run.precise || layout.ends.empty()) {
+    for (uint32_t i = 0; i < layout.regions.size(); i++) weigh_region(run, domain, layout.regions[i].quad, layout.regions[i].count, &weights[i], nullptr);
+    return;
   }
+  weigh_region(run, domain, 0, layout.ends.back(), weights, layout.ends.data());
 }
 
 // Every group has weights of its own; the scales are in them.
 void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uint32_t end, const Tile &tile) {
   Slice &slice = run.slice;
+  const bool only = first == tile.first && end == tile.end;
   for (uint32_t r = 0; r < run.rows; r++) {
     float sum = 0;
     for (uint32_t i = 0; i < layout.regions.size(); i++)
       sum += doubt_of(run, slice.weights[i], r, layout.regions[i], layout.regions[i].count);
-    std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, sum);
+    slice.doubt_factor[r] = only ? sum : 1.0f;
+    if (!only || r == 0) std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, only ? 1.0f : sum);
     if (!slice.has_doubt) slice.peak[r] = 0;
-    if (std::max(tile.low[r], first) < std::min(tile.high[r], end)) slice.peak[r] = std::max(slice.peak[r], sum);
+    if (std::max(tile.low(r), first) < std::min(tile.high(r), end)) slice.peak[r] = std::max(slice.peak[r], sum);
   }
+  slice.doubt_stride = only ? 0 : kLogitStride;
   slice.has_doubt = true;
 }
 
@@ -118,16 +146,8 @@ void logits_of_columns(const Run &run, Domain &domain, const TensorLayout &layou
       std::fill_n(run.slice.logit + size_t(r) * kLogitStride + first, end - first, totals[r]);
     for (uint32_t i = 0; i < layout.regions.size(); i++) {
       const Region &region = layout.regions[i];
-      Dot dot{};
-      dot.stride = layout.tile_tokens * 4;
-      dot.x = run.slice.codes + region.quad * dot.stride + first * 4;
-      dot.depth = (region.count + 3) / 4;
-      dot.lanes = end - first;
-      dot.w = run.slice.w + weight_place(0, 0, region.quad);
-      dot.w_stride = run.dims.weights();
+      Dot dot = place(run, domain.keys[i], layout, region, tile, first, end);
       if (i == 0) dot.offset = totals;
-      dot.out = run.slice.logit + first;
-      dot.out_stride = kLogitStride;
       dot.add = i > 0;
       dot_region(run, region, run.slice.weights[i], {}, 0, &dot);
       if (run.precise) dot_region(run, region, run.slice.weights[i], {run.slice.fine + weight_place(0, 0, region.quad), 0}, 0, &dot);

@@ -8,19 +8,20 @@
 namespace kvq::cpu {
 namespace {
 
-const float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
+float *probabilities(const Run &run, uint32_t row) { return run.slice.logit + size_t(row) * kLogitStride; }
 
-// d^2 of a row's logits (doubt.h), if they have any.
+// d^2 of a row's logits (doubt.h) less its factor, if they have any.
 const float *doubtful(const Run &run, uint32_t row) {
-  return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * kLogitStride : nullptr;
+  return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * run.slice.doubt_stride : nullptr;
 }
 
-// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound.
+// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound (of deferred ones: of s).
 void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const float *s, const float *bound, uint32_t first, uint32_t end,
                          int16_t *fine, RowWeights *weights) {
   Quantize quantize{};
   quantize.x = probabilities(run, row) + first;
-  quantize.x_stride = quantize.doubt_stride = kLogitStride;
+  quantize.x_stride = kLogitStride;
+  quantize.doubt_stride = run.slice.doubt_stride;
   quantize.s = s;
   quantize.n = end - first;
   quantize.row = row;
@@ -29,26 +30,37 @@ void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const floa
   quantize.fine = fine;
   quantize.bound = run.precise ? nullptr : bound;
   if (run.slice.has_doubt) quantize.doubt = doubtful(run, row) + first;
+  float sums[kRows];
+  if (run.slice.deferred) {
+    quantize.reference = run.slice.reference;
+    quantize.most = run.slice.most;
+    quantize.exponentials = sums;
+    quantize.largest = run.slice.largest;
+  }
   weigh(run, &quantize, weights);
+  for (uint32_t r = row; run.slice.has_doubt && r < row + rows; r++) weights->power[r] *= run.slice.doubt_factor[r];
+  for (uint32_t r = 0; run.slice.deferred && r < rows; r++) run.slice.denominator[r] += sums[r];
+  run.slice.deferred = false;
 }
 
 // How many tokens of [first, end) a row sees.
 float visible(const Tile &tile, uint32_t row, uint32_t first, uint32_t end) {
-  const uint32_t low = std::max(tile.low[row], first), high = std::min(tile.high[row], end);
+  const uint32_t low = std::max(tile.low(row), first), high = std::min(tile.high(row), end);
   return high > low ? float(high - low) : 0.0f;
 }
 
-Dot value_dot(const Run &run, const Domain &domain, const Region &region, uint32_t first, uint32_t end) {
-  Dot dot{};
-  dot.stride = size_t(4) * region.count;
-  dot.x = run.slice.codes + region.byte + first / 4 * dot.stride;
+// A product with tokens [first, end).
+Dot place(const Run &run, const Product &product, const TensorLayout &layout, const Region &region, const Tile &tile, uint32_t first,
+          uint32_t end) {
+  Dot dot = product.dot;
   dot.depth = (end - first + 3) / 4;
-  dot.lanes = region.count;
-  dot.w = run.slice.w;
-  dot.w_stride = run.dims.weights();
-  dot.out = domain.out + region.first;
-  dot.out_stride = run.dims.output();
-  dot.add = true;
+  if (reads_planes(run, region, layout, tile)) {
+    dot.depth += dot.depth % 2;  // weights are zeros up to a whole vector
+    dot.planes.at = tile.v + product.offset + planes_before(region, first / 4);
+    dot.planes.shared = tile.shared;
+  } else {
+    dot.x = static_cast<const uint8_t *>(dot.x) + first / 4 * dot.stride;
+  }
   return dot;
 }
 
@@ -87,24 +99,27 @@ void weigh_zeros(const Run &run, const Region &region, float slots, const Tile &
     const float total = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
     weights->offset[r] = total;
     slice.doubt[r].sum += kZeroShare * total * total * slots;
-    if (slice.has_doubt) slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots;
+    if (slice.has_doubt)
+      slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots * slice.doubt_factor[r];
   }
 }
 
-void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, const Segment &segment, const Tile &tile) {
+void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, uint32_t number, const Tile &tile) {
   Slice &slice = run.slice;
   RowWeights &weights = *slice.weights;
+  const Segment &segment = layout.segments[number];
   const Region &region = layout.regions[segment.region];
   const float slots = float(segment.count), *scale = slice.scale + tile.from;
-  load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
-  float bound[kRows], most = 0;
-  for (uint32_t r = 0; r < run.rows; r++) bound[r] = slice.largest[r] * (most = largest_scale(run, tile, r, most));
+  float bound[kRows], most = load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+  const bool deferred = slice.deferred;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
+    bound[r] = deferred ? most : most * slice.largest[r];
+  }
   weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
+  for (uint32_t r = 0; deferred && r < run.rows; r++) bound[r] *= slice.largest[r];
   if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
-  Dot dot = value_dot(run, domain, region, tile.from, tile.end);
-  dot.x = static_cast<const uint8_t *>(dot.x) + size_t(4) * (segment.first - region.first);
-  dot.lanes = segment.count;
-  dot.out = domain.out + segment.first;
+  Dot dot = place(run, domain.values[number], layout, region, tile, tile.from, tile.end);
   if (!region.table) dot.offset = weights.offset;
   dot_region(run, region, weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
@@ -118,7 +133,7 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, con
 
 void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
   decode_value_codes(run, layout, tile);
-  for (const Segment &segment : layout.segments) add_segment(run, domain, layout, segment, tile);
+  for (uint32_t i = 0; i < layout.segments.size(); i++) add_segment(run, domain, layout, i, tile);
 }
 
 // Slots without codes (width 0) are their zeros.
@@ -189,10 +204,12 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
 }
 
 // Scales of slots multiply what a group's tokens collected.
-void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, uint32_t first, uint32_t end,
+void add_group(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile, const uint8_t *params, uint32_t first, uint32_t end,
                const Plane &plane) {
   for (const Region &region : layout.regions) {
-    Dot dot = value_dot(run, domain, region, first / 4 * 4, end);
+    Product product = make_product(run, domain, layout, region, 0, region.count);
+    product.dot.w = run.slice.w;
+    Dot dot = place(run, product, layout, region, tile, first / 4 * 4, end);
     if (region.upper) {
       add_upper(run, domain, layout, region, params, plane, dot);
       continue;
@@ -213,11 +230,11 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
     weigh_tokens(run, 0, run.rows, first, end, nullptr);
     const Share share = doubt_group(run, layout, params);
     add_zeros(run, domain, layout, *slice.weights);
-    add_group(run, domain, layout, params, first, end, {});
+    add_group(run, domain, layout, tile, params, first, end, {});
     for (uint32_t r = 0; r < run.rows; r++) {
       if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
       weigh_tokens(run, r, 1, first, end, slice.fine);
-      add_group(run, domain, layout, params, first, end, {slice.fine, r});
+      add_group(run, domain, layout, tile, params, first, end, {slice.fine, r});
     }
   });
 }
@@ -226,7 +243,7 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
 void doubt_values(const Run &run, uint32_t token, float power) {
   for (uint32_t r = 0; r < run.rows; r++) {
     const float p = probabilities(run, r)[token];
-    run.slice.doubt[r].sum += p * p * power * run.slice.doubtful[size_t(r) * kLogitStride + token];
+    run.slice.doubt[r].sum += p * p * power * doubtful(run, r)[token] * run.slice.doubt_factor[r];
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
+#include "cpu/page_pool.h"
 #include "cpu/raw_page.h"
 #include "cpu/schedule.h"
 #include "policy/policy.h"
@@ -14,15 +15,13 @@ namespace kvq {
 namespace cpu {
 namespace {
 
-constexpr size_t kPageAlign = 64;
-
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), loops_(select_loops()), pool_(memory, n_threads) {}
+  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), loops_(select_loops()), pages_(memory), pool_(memory, n_threads) {}
 
   uint32_t raw_page_tokens() const override { return kRawTokens; }
   size_t raw_page_bytes(const LayerShape &shape) const override {
-    return raw_head_bytes(shape) * shape.kv_heads + (shape.dim_v % 16 ? kPageAlign : 0);  // vector loads of the last row
+    return raw_head_bytes(shape) * shape.kv_heads + (shape.dim_v % 16 ? 64 : 0);  // vector loads of the last row
   }
 
   std::shared_ptr<const PageFormat> make_format(const LayerShape &, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
@@ -30,12 +29,8 @@ class CpuBackend final : public Backend {
     return make_shared_in<CpuPageFormat>(memory_, memory_, tables_, page_tokens, std::move(k), std::move(v));
   }
 
-  void *allocate_page(size_t bytes) override {
-    void *page = memory_->allocate(bytes, kPageAlign);
-    std::memset(page, 0, bytes);  // attention multiplies rows that nobody wrote by 0
-    return page;
-  }
-  void release_page(void *page, size_t bytes) noexcept override { memory_->deallocate(page, bytes, kPageAlign); }
+  void *allocate_page(size_t bytes) override { return pages_.allocate(bytes); }  // zeros: attention multiplies rows that nobody wrote by 0
+  void release_page(void *page, size_t bytes) noexcept override { pages_.release(page, bytes); }
 
   Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                     uint64_t *saturated) override {
@@ -79,6 +74,7 @@ class CpuBackend final : public Backend {
   const Loops &loops_;
   const Tables tables_;
   uint32_t callers_ = 1;
+  PagePool pages_;
   Pool pool_;
 };
 

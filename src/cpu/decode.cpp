@@ -5,14 +5,14 @@
 namespace kvq::cpu {
 namespace {
 
-// `n` stored parameters to floats, times a factor; up to the next multiple of 16 is read and written.
-void load_params(const Run &run, const TensorLayout &layout, const uint8_t *stored, uint32_t n, float factor, float *out) {
+// `n` stored parameters to floats, times a factor; up to the next multiple of 16 is read and written.  The largest of these.
+float load_params(const Run &run, const TensorLayout &layout, const uint8_t *stored, uint32_t n, float factor, float *out) {
   if (layout.param_bytes == 2) {
-    run.kernels.halves_to_floats(reinterpret_cast<const uint16_t *>(stored), n, factor, out);
-    return;
+    return run.kernels.halves_to_floats(reinterpret_cast<const uint16_t *>(stored), n, factor, out);
   }
   const float *table = layout.group ? run.tables.e4m3 : run.tables.e5m3;  // columns have e4m3, rows e5m3
   for (uint32_t i = 0; i < n; i++) out[i] = table[stored[i]] * factor;
+  return n % 16 ? 0.0f : run.kernels.maximum(out, n);
 }
 
 }  // namespace
@@ -21,6 +21,24 @@ void decode_region(const Run &run, const Region &region, const uint8_t *planes, 
   const uint8_t *table = !region.table ? nullptr : high ? region.table->high
                                                         : region.table->low;
   run.kernels.unpack(region.packing, planes + region.offset, shared, table, codes);
+}
+
+Product make_product(const Run &run, const Domain &domain, const TensorLayout &layout, const Region &region, uint32_t slot, uint32_t slots) {
+  Product product{};
+  Dot &dot = product.dot;
+  dot.rows = run.rows;
+  dot.w_stride = run.dims.weights();
+  dot.sum_stride = RowWeights::kSpans;
+  dot.prefetch = &run.slice.prefetch;
+  dot.out = layout.keys ? run.slice.logit : domain.out + region.first + slot;
+  dot.out_stride = layout.keys ? kLogitStride : run.dims.output();
+  dot.add = !layout.keys;
+  product.offset = region.offset + (layout.keys ? planes_before(region, slot / 4) : 0);
+  dot.planes = {nullptr, nullptr, region.table ? region.table->low : nullptr, &region.packing, region.across, layout.keys ? 0 : slot / 16};
+  dot.stride = size_t(4) * (layout.keys ? layout.tile_tokens : region.count);
+  dot.x = run.slice.codes + (layout.keys ? (region.quad + slot / 4) * dot.stride : region.byte + size_t(4) * slot);
+  (layout.keys ? dot.depth : dot.lanes) = layout.keys ? (slots + 3) / 4 : slots;
+  return product;
 }
 
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
@@ -33,26 +51,29 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest) {
 
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile) {
   for (const Region &region : layout.regions) {
+    if (reads_planes(run, region, layout, tile)) continue;
     uint8_t *codes = run.slice.codes + region.byte;
     decode_region(run, region, tile.v, tile.shared, 0, codes);
     if (region.table && region.table->wide) decode_region(run, region, tile.v, tile.shared, 1, codes + region.line);
   }
 }
 
-void load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
-                       float factor, float *out) {
+float load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
+                        float factor, float *out) {
   const size_t first = size_t(param) * layout.page_tokens + tile.start + tile.from;
-  load_params(run, layout, params + first * layout.param_bytes, tile.end - tile.from, factor, out + tile.from);
+  const float most = load_params(run, layout, params + first * layout.param_bytes, tile.end - tile.from, factor, out + tile.from);
   for (uint32_t t = tile.end; t % 16; t++) out[t] = 0.0f;
+  return most;
 }
 
-void load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
-                        const Tile &tile) {
+float load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
+                         const Tile &tile) {
   float *scale = run.slice.scale, *zero = run.slice.zero;
-  load_token_params(run, layout, params, param, tile, region.scale, scale);
-  if (region.table) return;
+  const float most = load_token_params(run, layout, params, param, tile, region.scale, scale);
+  if (region.table) return most;
   load_token_params(run, layout, params, param + 1, tile, 1.0f, zero);
   run.kernels.add_scaled(scale + tile.from, tile.end - tile.from, float(bias_of(run, region)), zero + tile.from);
+  return most;
 }
 
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
@@ -119,20 +140,20 @@ float largest(const Run &run, const float *x, uint32_t n) {
 }
 
 float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last) {
-  const uint32_t low = tile.low[row], high = tile.high[row];
-  if (row > 0 && low == tile.low[row - 1] && high == tile.high[row - 1]) return last;
+  if (row > 0 && !tile.low_rows) return last;
+  const uint32_t low = tile.low(row), high = tile.high(row);
+  if (row > 0 && low == tile.low(row - 1) && high == tile.high(row - 1)) return last;
   return low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
 }
 
+static void dot_any(const Run &run, const Dot &dot) { dot.planes.at ? run.kernels.dot_planes(dot) : run.kernels.dot_codes(dot); }
+
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot) {
   float scale[kRows];
-  for (uint32_t r = 0; r < run.rows; r++) scale[r] = weights.scale[r] * factor;
-  dot->rows = run.rows;
-  dot->scale = scale;
+  for (uint32_t r = 0; factor != 1 && r < run.rows; r++) scale[r] = weights.scale[r] * factor;
+  dot->scale = factor == 1 ? weights.scale : scale;
   dot->sum = weights.sum[0];
-  dot->sum_stride = RowWeights::kSpans;
-  dot->prefetch = &run.slice.prefetch;
-  run.kernels.dot_codes(*dot);
+  dot_any(run, *dot);
 }
 
 void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &all) {
@@ -145,7 +166,7 @@ void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, flo
   dot.out += plane.row * dot.out_stride;
   dot.offset = nullptr;
   dot.add = true;
-  run.kernels.dot_codes(dot);
+  dot_any(run, dot);
 }
 
 void dot_region(const Run &run, const Region &region, const RowWeights &weights, const Plane &plane, size_t array, Dot *dot) {

@@ -10,17 +10,35 @@ namespace kvq::cpu {
 void decode_region(const Run &run, const Region &region, const uint8_t *planes, const uint8_t *shared, uint32_t high, uint8_t *codes);
 // The last 1 to 3 slots of keys, [token][rest], to words with zeros, in place.
 void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
-// The codes of the values of a tile: per region words of four tokens, [token / 4][slot].
+// Whether dot products read the planes of a region: not for so many rows that decoding it once costs less, and not from the middle of the
+// fields that values of several tokens share.
+inline bool reads_planes(const Run &run, const Region &region, const TensorLayout &layout, const Tile &tile) {
+  constexpr uint32_t kMostRows = 8;
+  if (!region.across || !run.kernels.dot_planes || run.rows > kMostRows) return false;
+  if (region.table && region.table->levels > run.kernels.mapped) return false;
+  const uint32_t digits = kSchemeTable[region.packing.scheme].digits;
+  if (digits > run.kernels.digits) return false;
+  return digits == 1 || layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens);
+}
+// Bytes of its planes before quad `quad`.
+inline size_t planes_before(const Region &region, uint32_t quad) {
+  const Scheme &scheme = kSchemeTable[region.packing.scheme];
+  return size_t(quad) * region.across / scheme.fields * scheme.planes * 64;
+}
+// What dot products of `slots` slots of a region, the first of which is number `slot`, have in common in all tiles.
+Product make_product(const Run &run, const Domain &domain, const TensorLayout &layout, const Region &region, uint32_t slot, uint32_t slots);
+// The codes of the values of a tile that are not read from their planes: per region words of four tokens, [token / 4][slot].
 void decode_value_codes(const Run &run, const TensorLayout &layout, const Tile &tile);
 // slice.values from slice.codes: keys [slot][token], values [token][slot]; polar: by channel.
 void decode_values(const Run &run, const HeadFormat &format, const TensorLayout &layout, const uint8_t *params, const Tile &tile);
 
 // Parameter `param` of tokens [tile.from, round16(tile.end)), times `factor`; 0 from tile.end on.
-void load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
-                       float factor, float *out);
-// Scale and zero of tokens to slice.scale and slice.zero (books: no zero), the region's bias added to the zeros.
-void load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
-                        const Tile &tile);
+float load_token_params(const Run &run, const TensorLayout &layout, const uint8_t *params, uint32_t param, const Tile &tile,
+                        float factor, float *out);
+// Scale and zero of tokens to slice.scale and slice.zero (books: no zero), the region's bias added to the zeros.  The largest scale, if
+// all rows see all tokens of their vectors.
+float load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
+                         const Tile &tile);
 // Scales and zeros of a group of a column format, to slice.scale and slice.zero by slot, biases added to the zeros.
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params);
 // The boosted channels of a group (kitty).
@@ -50,6 +68,8 @@ inline int32_t bias_of(const Run &run, const Region &region) { return run.precis
 // Sum of squares, and largest, of n floats that are not followed by zeros.
 float squares(const Run &run, const float *x, uint32_t n);
 float largest(const Run &run, const float *x, uint32_t n);
+// Whether all rows see all tokens of the tile's vectors.
+inline bool sees_vectors(const Tile &tile) { return !tile.low_rows && tile.first % 16 == 0 && tile.end % 16 == 0; }
 // The largest of slice.scale among the tokens that a row sees; `last`: of the row before.
 float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last);
 // The weights of all rows, or, to be added, what rounding left of those of one row.

@@ -82,6 +82,24 @@ void weigh_segments(const Run &run, const TensorLayout &layout, Domain *domain) 
   }
 }
 
+void make_products(const Run &run, const CpuPageFormat &page, Domain *domain) {
+  const TensorLayout &k = page.layout(run.head, KVQ_TENSOR_K), &v = page.layout(run.head, KVQ_TENSOR_V);
+  const auto key = [&](uint32_t i, const Region &region, uint32_t slot, uint32_t slots, const int16_t *w) {
+    domain->keys[i] = make_product(run, *domain, k, region, slot, slots);
+    domain->keys[i].dot.w = w + weight_place(0, 0, region.quad + slot / 4);
+  };
+  for (uint32_t i = 0; i < k.segments.size(); i++) {
+    const Region &region = k.regions[k.segments[i].region];
+    key(i, region, k.segments[i].first - region.first, k.segments[i].count, domain->w);
+  }
+  for (uint32_t i = 0; k.family == Family::columns && i < k.regions.size(); i++) key(i, k.regions[i], 0, k.regions[i].count, run.slice.w);
+  for (uint32_t i = 0; i < v.segments.size(); i++) {
+    const Region &region = v.regions[v.segments[i].region];
+    domain->values[i] = make_product(run, *domain, v, region, v.segments[i].first - region.first, v.segments[i].count);
+    domain->values[i].dot.w = run.slice.w;
+  }
+}
+
 void set_query(const Run &run, const CpuPageFormat &page, Domain *domain) {
   const HeadFormat &format = page.k[run.head];
   const TensorLayout &layout = page.layout(run.head, KVQ_TENSOR_K);
@@ -100,6 +118,7 @@ void set_query(const Run &run, const CpuPageFormat &page, Domain *domain) {
   if (is_rotated(format))
     for (const SlotClass &cls : format.classes) Rotation(run, format, cls).apply(domain->query, run.dims.query());
   weigh_segments(run, layout, domain);
+  make_products(run, page, domain);
 }
 
 // Undo the rotation of what the domain collected and add it to the channels.

@@ -41,16 +41,31 @@ inline constexpr uint8_t kShortBits[kSchemes][5] = {{}, {}, {}, {}, {}, {}, {}, 
 
 // A run of 64-byte code vectors: `units` whole units in planes of their own, then single fields one after the other in the bits of
 // planes that they share with other runs.
+//
+// The digits of a field come from vectors that are 2^spread apart: field f has them of vectors (f / n * digits + d) * n + f mod n, n = 2^spread.
 struct Packing {
   SchemeId scheme;
-  uint8_t tail_fields, last_digits;  // fields behind the units, and digits of the last of them
+  uint8_t tail_fields, short_fields, last_digits;  // fields behind the units, how many at their end have fewer digits, and which number
+  uint8_t spread;
   uint16_t tail_bit;                 // of the shared planes, where they begin; bit b is bit b mod 8 of plane b / 8
   uint32_t units, vectors;
 };
+static inline uint32_t vector_of(const Packing &packing, uint32_t field, uint32_t digit) {
+  const uint32_t group = (field >> packing.spread) * kSchemeTable[packing.scheme].digits;
+  return ((group + digit) << packing.spread) + (field & ((1u << packing.spread) - 1));
+}
 
 // Cache lines that are fetched beside other work: one with every step over codes, two with every step over floats.
 struct Prefetch {
   const uint8_t *at, *end;
+};
+
+// Codes that a dot product takes from their planes, if a region is regular (layout.h): `across` vectors of lanes a quad.
+struct Planes {
+  const uint8_t *at, *shared;  // of the first quad; the shared ones
+  const uint8_t *table;        // as for unpack()
+  const Packing *packing;
+  uint32_t across, vector;     // vectors of a quad; the one that the dot product's lanes begin with
 };
 
 // out[r][lane] (+)= lane_scale[lane] * scale[r] * sum_i w[r][i] * x[i][lane] + offset[r] * lane_offset[lane]
@@ -72,6 +87,7 @@ struct Dot {
   size_t out_stride;
   bool add;
   Prefetch *prefetch;      // or null
+  Planes planes;           // dot_planes, instead of x and stride: lanes are a multiple of 64, depth is even or (digits) all of it
 };
 
 // Weights of rows lie in groups of four rows, [quad][row][4], so that a step of four rows reads one place.
@@ -81,18 +97,26 @@ static inline size_t weight_place(size_t stride, uint32_t row, uint32_t quad) {
 
 // x[row][i] * s[i] as 16-bit integers times one scale a row.
 struct Quantize {
-  const float *x, *s;  // s may be null
+  float *x;
+  const float *s;           // may be null
   size_t x_stride;
   uint32_t n, row, rows;    // row: number of the first one
-  int16_t *w;               // weight_place of row 0; zeros up to a whole vector
+  int16_t *w;               // weight_place of row 0; zeros up to a whole vector.  Rows of the last group of four change, too
   size_t w_stride;
   int16_t *fine;            // null, or (one row) the same of what rounding left, in steps of scale / kFineSteps; weight_place(0, 0, quad)
   int32_t *sum, *fine_sum;  // [rows][sum_stride], of kSumSpan weights each
   size_t sum_stride;
+  // Null, or (n <= kSumSpan, no `fine`, no bound) where spans with a scale of their own end, multiples of 16.  All that is said of a span
+  // lies span_stride elements (of four bytes) behind what is said of the one before.
+  const uint32_t *ends;
+  size_t span_stride;
   const float *bound;       // [rows] of |x * s|; null: not known
   const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
   size_t doubt_stride;
-  // Out, [rows]: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
+  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s; `total` is not set.  n is a multiple of 16, s not null.
+  const float *reference, *most;  // [rows]; the largest x
+  float *exponentials, *largest;  // [rows], the first up to the next multiple of four: the sum of 2^(x - reference), the largest
+  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
   float *scale, *error, *power, *total;
 };
 
@@ -102,13 +126,17 @@ struct Kernels {
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
+  // The same from planes that are not decoded to memory first; null: not offered.  Tables may have `mapped` entries, fields `digits` digits.
+  void (*dot_planes)(const Dot &dot);
+  uint32_t mapped, digits;
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
   void (*quantize)(const Quantize &q);
   // n is rounded up to a multiple of 16 in all of these.
-  void (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
+  // The largest one is returned.
+  float (*halves_to_floats)(const uint16_t *x, uint32_t n, float scale, float *out);
   float (*maximum)(const float *x, uint32_t n);
-  // Of n floats of every row: maximum, sum, sum of squares.
+  // Of n floats of every row: maximum, sum, sum of squares, [rows] up to the next multiple of four.
   void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
   float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null

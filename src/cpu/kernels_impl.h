@@ -19,12 +19,19 @@ namespace {
 
 // ---------------------------------------------------------------------------------------------------- dot products
 
-// The next lines, to the second level: the first has few buffers for lines that are on their way.  `lines` is a copy in registers.
+// The lines of a dot product, a copy in registers; where there are none, what it reads anyway.
+KVQ_INLINE Prefetch lines_of(const Dot &dot) {
+  if (dot.prefetch && dot.prefetch->at) return *dot.prefetch;
+  return {(const uint8_t *)dot.w, (const uint8_t *)dot.w};
+}
+
+// The next lines; the last of them again and again, which costs less than a branch in every loop.
 template <uint32_t LINES>
 KVQ_INLINE void fetch(Prefetch *lines) {
-  if (lines->at >= lines->end) return;
-  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 3);
-  lines->at += LINES * 64;
+  for (uint32_t i = 0; i < LINES; i++) {
+    __builtin_prefetch(lines->at, 0, 3);
+    lines->at += lines->at < lines->end ? 64 : 0;
+  }
 }
 
 // The first n of kLanes floats, and zeros.
@@ -52,16 +59,38 @@ KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) 
 
 // One quad: ROWS rows x VECTORS vectors of lanes.
 template <uint32_t ROWS, uint32_t VECTORS>
-KVQ_INLINE void add_quad(Sums (&sums)[ROWS][VECTORS], const uint8_t *x, const int16_t *w) {
-  Words words[VECTORS];
-#pragma GCC unroll 4
-  for (uint32_t v = 0; v < VECTORS; v++) words[v] = load_words(x + v * KVQ_VECTOR_BYTES);
+KVQ_INLINE void add_words(Sums (&sums)[ROWS][VECTORS], const Words (&words)[VECTORS], const int16_t *w) {
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++) {
     const VInt first_pair = all_pairs(w + r * 4), second_pair = all_pairs(w + r * 4 + 2);
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) add_products(&sums[r][v], words[v], first_pair, second_pair);
+    keep_order(sums[r]);
   }
+}
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void add_quad(Sums (&sums)[ROWS][VECTORS], const uint8_t *x, const int16_t *w) {
+  Words words[VECTORS];
+#pragma GCC unroll 4
+  for (uint32_t v = 0; v < VECTORS; v++) words[v] = to_words(load<VByte>(x + v * KVQ_VECTOR_BYTES));
+  add_words<ROWS, VECTORS>(sums, words, w);
+}
+
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void start_block(Sums (&sums)[ROWS][VECTORS], const Dot &dot, uint32_t row, uint32_t first) {
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++)
+      sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
+}
+template <uint32_t ROWS, uint32_t VECTORS>
+KVQ_INLINE void finish_block(const Sums (&sums)[ROWS][VECTORS], const Dot &dot, uint32_t row, uint32_t lane) {
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++)
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(total(sums[r][v])));
 }
 
 // Quads [first, end), kQuads at a time: the accumulators stay in registers, and scalar operations take few places of dot products.
@@ -71,12 +100,8 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   const size_t stride = dot.stride;
   const uint8_t *x = (const uint8_t *)dot.x + first * stride + lane * 4;
   Sums sums[ROWS][VECTORS];
-#pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-    for (uint32_t v = 0; v < VECTORS; v++)
-      sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  start_block<ROWS, VECTORS>(sums, dot, row, first);
+  Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
     fetch<kQuads>(&lines);
@@ -85,11 +110,7 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   }
   if ((end - first) % kQuads) add_quad<ROWS, VECTORS>(sums, x, w);
   if (dot.prefetch) *dot.prefetch = lines;
-#pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-    for (uint32_t v = 0; v < VECTORS; v++)
-      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(total(sums[r][v])));
+  finish_block<ROWS, VECTORS>(sums, dot, row, lane);
 }
 
 template <uint32_t ROWS>
@@ -126,6 +147,8 @@ void dot_codes(const Dot &dot) {
   }
 }
 
+#include "cpu/fused.h"
+
 struct Halves {
   static constexpr uint32_t kBytes = 2;
   KVQ_INLINE VFloat get(const void *p) { return load_halves((const uint16_t *)p); }
@@ -140,7 +163,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   const float *w = (const float *)dot.w + row * dot.w_stride;
   const uint8_t *x = (const uint8_t *)dot.x + lane * X::kBytes;
   VFloat sum[ROWS][VECTORS] = {};
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
     fetch<2>(&lines);
@@ -188,88 +211,7 @@ void dot_values(const Dot &dot) {
 
 // ---------------------------------------------------------------------------------------------------- rows of floats
 
-constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
-constexpr int32_t kRoundBits = 0x4b400000;
-
-// Weights of one vector; what rounding leaves of `wanted` is returned.
-KVQ_INLINE VFloat round_weights(VFloat wanted, int16_t *w, VInt *total) {
-  const VFloat shifted = wanted + kRound;
-  const VInt rounded = (VInt)shifted - kRoundBits;
-  store_weights(w, rounded);
-  *total += rounded;
-  return wanted - (shifted - kRound);
-}
-
-// w = rne(x * inverse), and the sums of spans; x is zero from n to the end of its vector.  What remains of x * inverse takes its place.
-KVQ_INLINE float round_row(float *x, uint32_t n, float inverse, int16_t *w, int32_t *sum) {
-  VFloat remains = {};
-  for (uint32_t first = 0; first < n; first += kSumSpan, sum++) {
-    const uint32_t end = n - first < kSumSpan ? n : first + kSumSpan;
-    VInt total = {};
-    for (uint32_t i = first; i < end; i += kLanes) {
-      const VFloat left = round_weights(load<VFloat>(x + i) * inverse, w + i * 4, &total);
-      store(x + i, left);
-      remains += left;
-    }
-    *sum = sum_lanes(total);
-  }
-  return sum_lanes(remains);
-}
-
-KVQ_INLINE VFloat load_product(const Quantize &q, const float *x, uint32_t i) {
-  const VFloat v = load_some(x + i, q.n - i);
-  return q.s ? v * load_some(q.s + i, q.n - i) : v;
-}
-
-// At most kSumSpan weights of known bound: one pass.
-KVQ_INLINE void quantize_bounded(const Quantize &q, uint32_t r) {
-  const float *x = q.x + r * q.x_stride, *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
-  int16_t *w = q.w + weight_place(q.w_stride, q.row + r, 0);
-  VFloat left = {}, power = {}, floats = {};
-  VInt total = {};
-  const float inverse = kMostWeight / q.bound[r], scale = q.bound[r] / kMostWeight;
-  for (uint32_t i = 0; i < q.n; i += kLanes, w += kLanes * 4) {
-    const VFloat v = load_product(q, x, i);
-    floats += v;
-    left += round_weights(v * inverse, w, &total);
-    if (doubt) power += v * v * load_some(doubt + i, q.n - i);
-  }
-  q.scale[r] = scale;
-  q.sum[r * q.sum_stride] = sum_lanes(total);
-  q.error[r] = sum_lanes(left) * scale;
-  q.power[r] = doubt ? sum_lanes(power) : 0.0f;
-  q.total[r] = sum_lanes(floats);
-}
-
-void quantize_row(const Quantize &q, uint32_t r) {
-  constexpr uint32_t kMaxWeights = 2560;
-  float x[kMaxWeights];
-  const float *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
-  VFloat most = {}, power = {}, floats = {};
-  for (uint32_t i = 0; i < q.n; i += kLanes) {
-    const VFloat v = load_product(q, q.x + r * q.x_stride, i);
-    store(x + i, v);
-    floats += v;
-    most = greater(most, magnitude(v));
-    if (doubt) power += v * v * load_some(doubt + i, q.n - i);
-  }
-  const float largest = q.bound && q.bound[r] > 1e-30f ? q.bound[r] : max_lanes(most);
-  const float inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
-  q.scale[r] = largest / kMostWeight;
-  q.error[r] = round_row(x, q.n, inverse, q.w + weight_place(q.w_stride, q.row + r, 0), q.sum + r * q.sum_stride) * q.scale[r];
-  q.power[r] = doubt ? sum_lanes(power) : 0.0f;
-  q.total[r] = sum_lanes(floats);
-  if (q.fine) round_row(x, q.n, kFineSteps, q.fine, q.fine_sum);
-}
-
-void quantize(const Quantize &q) {
-  for (uint32_t r = 0; r < q.rows; r++) {
-    if (q.bound && q.bound[r] > 1e-30f && !q.fine)
-      quantize_bounded(q, r);
-    else
-      quantize_row(q, r);
-  }
-}
+#include "cpu/weigh.h"
 
 void enter_floats(const float *x, uint32_t n, float scale, float *out) {
   for (uint32_t i = 0; i < n; i++) {
@@ -325,8 +267,14 @@ void hadamard(float *x, uint32_t n, float scale) {
       }
 }
 
-void halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
-  for (uint32_t i = 0; i < n; i += kLanes) store(out + i, load_halves(x + i) * scale);
+float halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
+  VFloat most = load_halves(x) * scale;
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const VFloat v = load_halves(x + i) * scale;
+    store(out + i, v);
+    most = greater(most, v);
+  }
+  return max_lanes(most);
 }
 
 float maximum(const float *x, uint32_t n) {
@@ -336,17 +284,20 @@ float maximum(const float *x, uint32_t n) {
 }
 
 void survey(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares) {
-  for (uint32_t r = 0; r < rows; r++, x += stride) {
-    VFloat first = {}, second = {}, top = load<VFloat>(x);
-    for (uint32_t i = 0; i < n; i += kLanes) {
-      const VFloat v = load<VFloat>(x + i);
-      first += v;
-      second += v * v;
-      top = greater(top, v);
+  for (uint32_t row = 0; row < rows; row += 4) {
+    VFloat first[4] = {}, second[4] = {}, top[4] = {};
+    for (uint32_t r = 0; r < 4 && row + r < rows; r++, x += stride) {
+      top[r] = load<VFloat>(x);
+      for (uint32_t i = 0; i < n; i += kLanes) {
+        const VFloat v = load<VFloat>(x + i);
+        first[r] += v;
+        second[r] += v * v;
+        top[r] = greater(top[r], v);
+      }
     }
-    most[r] = max_lanes(top);
-    sum[r] = sum_lanes(first);
-    squares[r] = sum_lanes(second);
+    store_four(most + row, max_four(top));
+    store_four(sum + row, sum_four(first));
+    store_four(squares + row, sum_four(second));
   }
 }
 
@@ -377,44 +328,6 @@ float dot_product(const float *x, const float *y, uint32_t n) {
   VFloat total = {};
   for (uint32_t i = 0; i < n; i += kLanes) total += load<VFloat>(x + i) * load<VFloat>(y + i);
   return sum_lanes(total);
-}
-
-// 2^x for x <= 128, 0 below -126: the nearest integer goes to the exponent, a polynomial of degree 6 takes the rest (Taylor, error
-// below 2e-7 on [-1/2, 1/2]).
-KVQ_INLINE VFloat exp2_lanes(VFloat x) {
-#if KVQ_VECTOR_BYTES == 64
-  const VFloat clamped = greater(x, all(-200.0f)), n = (VFloat)_mm512_roundscale_ps((__m512)clamped, 0), f = clamped - n;
-#else
-  const VFloat low = all(-126.0f), clamped = greater(x, low);
-  const VFloat shifted = clamped + 12582912.0f, f = clamped - (shifted - 12582912.0f);
-#endif
-  VFloat p = all(1.5403530e-4f);
-  p = p * f + 1.3333558e-3f;
-  p = p * f + 9.6181291e-3f;
-  p = p * f + 5.5504109e-2f;
-  p = p * f + 2.4022651e-1f;
-  p = p * f + 6.9314718e-1f;
-  p = p * f + 1.0f;
-#if KVQ_VECTOR_BYTES == 64
-  return (VFloat)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  const VInt y = (VInt)p + ((VInt)shifted << 23);
-  return (VFloat)(y & (VInt)(x >= low));
-#endif
-}
-
-void exponentials(float *x, size_t stride, uint32_t rows, uint32_t n, const float *reference, const float *most, float *sum,
-                  float *largest) {
-  for (uint32_t r = 0; r < rows; r++, x += stride) {
-    VFloat total = {};
-    for (uint32_t i = 0; i < n; i += kLanes) {
-      const VFloat p = exp2_lanes(load<VFloat>(x + i) - reference[r]);
-      store(x + i, p);
-      total += p;
-    }
-    largest[r] = exp2_lanes(all(most[r] - reference[r]))[0];
-    sum[r] = sum_lanes(total);
-  }
 }
 
 // tanh(y) = 1 - 2 / (e^(2y) + 1); |y| beyond 40 is 1 to the last bit.
@@ -469,6 +382,13 @@ constexpr Kernels kTable = {
     .name = KVQ_KERNELS_NAME,
     .unpack = unpack,
     .dot_codes = dot_codes,
+#ifdef KVQ_FUSED
+    .dot_planes = dot_planes,
+#else
+    .dot_planes = nullptr,
+#endif
+    .mapped = kTableEntries,
+    .digits = KVQ_VECTOR_BYTES == 64 ? 5 : 1,
     .dot_halves = dot_values<Halves>,
     .dot_floats = dot_values<Floats>,
     .quantize = quantize,

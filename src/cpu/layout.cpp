@@ -39,18 +39,18 @@ SchemeId scheme_of(uint32_t levels) {
   }
 }
 
-// `tail`: bits of the shared planes that are taken.
-Packing make_packing(uint32_t levels, uint32_t line, uint32_t *tail) {
+// `across`: vectors whose digits do not share fields, a power of two; `tail`: bits of the shared planes that are taken.
+Packing make_packing(uint32_t levels, uint32_t line, uint32_t across, uint32_t *tail) {
   Packing packing{};
   packing.scheme = scheme_of(levels);
   const Scheme &scheme = kSchemeTable[packing.scheme];
   packing.vectors = (line + kVector - 1) / kVector;
-  const uint32_t fields = (packing.vectors + scheme.digits - 1) / scheme.digits;
-  packing.units = fields / scheme.fields;
-  packing.tail_fields = uint8_t(fields % scheme.fields);
-  packing.last_digits = uint8_t(scheme.digits - (fields * scheme.digits - packing.vectors));
-  // A short last field is single even if a whole one would complete a unit.
-  if (packing.last_digits < scheme.digits && packing.tail_fields == 0) packing.units--, packing.tail_fields = uint8_t(scheme.fields);
+  const uint32_t rows = packing.vectors / across, rest = rows % scheme.digits, whole = rows / scheme.digits * across;
+  packing.spread = uint8_t(std::countr_zero(across));
+  packing.units = whole / scheme.fields;
+  packing.short_fields = uint8_t(rest ? across : 0);
+  packing.tail_fields = uint8_t(whole % scheme.fields + packing.short_fields);
+  packing.last_digits = uint8_t(rest ? rest : scheme.digits);
   packing.tail_bit = uint16_t(*tail);
   *tail += tail_bits(packing);
   return packing;
@@ -78,12 +78,33 @@ Spread spread_of(const Region &region) {
   return {region.levels == 2 ? 0.25f : deviation * deviation + 1.0f / 12.0f, last * (last + 2) / 12.0f, std::max(bias * bias, (last - bias) * (last - bias))};
 }
 
+// Slots or tokens whose products are computed together: those of a group.
+uint32_t group_of(const HeadFormat &format, const Region &region) {
+  if (!is_row(format.codec.kind)) return format.codec.group;
+  return is_book(format) ? region.count : 2 * format.shape.dim / format.token_params;
+}
+
+// Whether attention may read the region's planes as they are, and then the vectors of a quad.
+uint32_t vectors_across(const HeadFormat &format, const TensorLayout &layout, const Region &region) {
+  constexpr uint32_t kLanes = 64, kDepth = 8;  // of a block of vectors, and of two quads
+  const bool rows = layout.family == Family::rows, by_lane = rows != layout.keys;
+  if (region.upper || !(rows || (layout.keys && layout.family == Family::columns))) return 0;
+  const Scheme &scheme = kSchemeTable[scheme_of(region.levels)];
+  const uint32_t lanes = layout.keys ? layout.tile_tokens : region.count, depth = layout.keys ? region.count : layout.tile_tokens;
+  const uint32_t across = lanes / 16, group = group_of(format, region);
+  if ((scheme.digits == 1 && scheme.bits > 6) || (across % scheme.fields && 2 * across != scheme.fields)) return 0;
+  if (scheme.digits > 1 && (!rows || !std::has_single_bit(across) || across > 16 || (layout.keys && group != depth))) return 0;
+  return lanes % kLanes || depth % kDepth || depth > kSumSpan || group % (by_lane ? kLanes : kDepth) ? 0 : across;
+}
+
 void add_region(const Tables &tables, const HeadFormat &format, const SlotClass &cls, bool upper, TensorLayout *out) {
   if (cls.levels < 2 || cls.count == 0) return;
   Region region{};
   region.first = cls.first, region.count = cls.count, region.levels = cls.levels, region.upper = upper;
   region.line = out->tile_tokens * cls.count;
-  region.packing = make_packing(cls.levels, region.line, &out->tail);
+  region.across = vectors_across(format, *out, region);
+  const uint32_t digits = kSchemeTable[scheme_of(cls.levels)].digits;
+  region.packing = make_packing(cls.levels, region.line, digits > 1 && region.across ? region.across : 1, &out->tail);
   region.offset = out->codes;
   region.table = is_book(format) ? tables.book(cls.levels) : nullptr;
   region.scale = region.table ? book_scale(cls.levels) : 1.0f;
@@ -125,6 +146,13 @@ void add_regions(const Tables &tables, const HeadFormat &format, TensorLayout *o
   add_region(tables, format, {4, 0, out->boosted, 0}, true, out);
 }
 
+// Weights are made a vector at a time, at most kSumSpan in a sum.
+void set_ends(TensorLayout *out) {
+  const bool whole = std::all_of(out->regions.begin(), out->regions.end(), [](const Region &region) { return region.count % 16 == 0; });
+  if (!out->keys || out->family != Family::columns || out->boosted || !whole || 4 * out->quads > kSumSpan) return;
+  for (const Region &region : out->regions) out->ends.push_back(4 * region.quad + region.count);
+}
+
 void set_params(const HeadFormat &format, TensorLayout *out) {
   out->param_bytes = format.codec.params == ParamType::fp16 ? 2 : 1;
   if (out->family == Family::halves) return;
@@ -155,6 +183,7 @@ TensorLayout make_layout(std::pmr::memory_resource *memory, const Tables &tables
   layout.tile_tokens = round_up((tokens + layout.tiles - 1) / layout.tiles, 4);
   add_regions(tables, format, &layout);
   add_segments(format, &layout);
+  set_ends(&layout);
   set_params(format, &layout);
   return layout;
 }
@@ -181,8 +210,8 @@ const CodeTable *Tables::book(uint32_t levels) const {
 uint32_t tail_bits(const Packing &packing) {
   if (packing.tail_fields == 0) return 0;
   const Scheme &scheme = kSchemeTable[packing.scheme];
-  const bool is_short = packing.last_digits < scheme.digits;
-  return (packing.tail_fields - is_short) * scheme.bits + (is_short ? kShortBits[packing.scheme][packing.last_digits] : 0);
+  const uint32_t bits = packing.short_fields ? kShortBits[packing.scheme][packing.last_digits] : 0;
+  return (packing.tail_fields - packing.short_fields) * scheme.bits + packing.short_fields * bits;
 }
 
 // Every code twice (wide books), a word of rest per class, and kitty's boosted channels.

@@ -17,12 +17,15 @@
 //   levels     2  4  8  16  32  64  128  256   3   5   6   7
 //   bits       1  2  3   4   5   6    7    8   8   7   8   3
 //   digits     1  1  1   1   1   1    1    1   5   3   3   1
-// Field f of a unit is vector f (or vectors digits * f and on).  Fields fill the planes from bit 0 up, floor(8 / bits) per plane; the
+// Field f is vector f (of several digits: vectors digits * f and on, or in a regular region the same lanes of that many quads).  Fields fill the planes from bit 0 up, floor(8 / bits) per plane; the
 // spare bits of a unit's planes, read in order as one number, hold the fields that are left: 8 fields of 3 bits lie in 3 planes, of 5
 // in 5, of 7 in 7, and 4 of 6 bits in 3.  Fields that make no whole unit, of all regions of K and then of V, follow each other bit by
 // bit in the tile's shared planes; a last field of fewer digits takes only the bits that it needs.
 // Digits d0, d1, ... are stored as ceil(number * 2^bits / L^digits), number = (d0 * L + d1) * L + ...: multiplying by L yields them
 // one after the other.
+//
+// A region is *regular* if the vectors of a quad are a multiple of four and fill whole units, or two quads fill one (of several digits:
+// groups of quads): attention need not decode it to memory first (kernels.h: Planes).
 //
 // Raw tensors (fp16) are keys [slot][token], values [token][slot].
 // Parameters: rows [parameter][token]; columns [group of tokens]{s [slot], z [slot]}, for kitty also the boosted channels, ascending.
@@ -72,6 +75,7 @@ struct Region {
   Packing packing;
   size_t offset;                  // of the planes in a tile
   uint32_t line;                  // bytes of the line
+  uint32_t across;                // regular: vectors of a quad; else 0
   uint32_t quad, byte;            // place in the decoded tile: keys first quad, values first byte
   const CodeTable *table;         // nullptr: the code itself
   float scale;                    // of the book: multiplies h
@@ -86,7 +90,7 @@ struct Segment {
 };
 
 struct TensorLayout {
-  explicit TensorLayout(std::pmr::memory_resource *memory) : regions(memory), segments(memory) {}
+  explicit TensorLayout(std::pmr::memory_resource *memory) : regions(memory), segments(memory), ends(memory) {}
   Family family = Family::rows;
   bool keys = true;
   uint32_t dim = 0, page_tokens = 0, tile_tokens = 0, tiles = 0;
@@ -100,6 +104,7 @@ struct TensorLayout {
   uint32_t quads = 0, decoded = 0; // of a decoded tile: quads of slots (keys), bytes
   std::pmr::vector<Region> regions;
   std::pmr::vector<Segment> segments;
+  std::pmr::vector<uint32_t> ends;  // of regions, in slots of a decoded tile of keys, if one call can weigh them all (columns); else empty
 };
 
 class CpuPageFormat final : public PageFormat {

@@ -9,43 +9,50 @@ namespace {
 
 // ---- lines to planes
 
-// Digits as a field of a scheme of several: ceil(number * 2^bits / base^digits).
-struct FieldTable {
-  uint8_t field[256];
+// Digits as a field of a scheme of several: field / 2^bits is at least number / base^digits and less than the next one (unpack.h).
+struct DigitRules {
+  DigitRule of[kSchemes - kBase3][6];  // [scheme][digits]
 };
 constexpr uint32_t power(uint32_t base, uint32_t exponent) { return exponent ? base * power(base, exponent - 1) : 1; }
 constexpr uint32_t field_bits(uint32_t scheme, uint32_t digits) {
   return digits == kSchemeTable[scheme].digits ? kSchemeTable[scheme].bits : kShortBits[scheme][digits];
 }
-struct FieldTables {
-  FieldTable of[kSchemes - kBase3][6];  // [scheme][digits]
-};
-constexpr FieldTables make_field_tables() {
-  FieldTables tables{};
-  for (uint32_t scheme = kBase3; scheme < kSchemes; scheme++)
-    for (uint32_t digits = 1; digits <= kSchemeTable[scheme].digits; digits++) {
-      const uint32_t whole = power(kSchemeTable[scheme].base, digits);
-      for (uint32_t number = 0; number < whole; number++)
-        tables.of[scheme - kBase3][digits].field[number] = uint8_t(((number << field_bits(scheme, digits)) + whole - 1) / whole);
+constexpr DigitRule make_digit_rule(uint32_t base, uint32_t digits, uint32_t bits) {
+  const int32_t whole = int32_t(power(base, digits));
+  for (uint32_t shift = 0; shift < 16; shift++) {
+    const int32_t factor = (((1 << bits) - whole) << shift) / whole;
+    int32_t least = 0, most = 65535 - (whole - 1) * factor;  // of the offset; products stay in 16 bits
+    for (int32_t n = 0; n < whole; n++) {
+      const auto first = [&](int32_t number) { return ((number << bits) + whole - 1) / whole; };
+      least = std::max(least, ((first(n) - n) << shift) - n * factor);
+      most = std::min(most, ((first(n + 1) - n) << shift) - 1 - n * factor);
     }
-  return tables;
+    if (least <= most) return {uint8_t(base), uint8_t(digits), uint8_t(shift), uint16_t(factor), uint16_t(least)};
+  }
+  return {};
 }
-constexpr FieldTables kFieldTables = make_field_tables();
+constexpr DigitRules make_digit_rules() {
+  DigitRules rules{};
+  for (uint32_t scheme = kBase3; scheme < kSchemes; scheme++)
+    for (uint32_t digits = 1; digits <= kSchemeTable[scheme].digits; digits++)
+      rules.of[scheme - kBase3][digits] = make_digit_rule(kSchemeTable[scheme].base, digits, field_bits(scheme, digits));
+  return rules;
+}
+constexpr DigitRules kDigitRules = make_digit_rules();
+constexpr bool complete(const DigitRules &rules) {
+  for (uint32_t scheme = kBase3; scheme < kSchemes; scheme++)
+    for (uint32_t digits = 1; digits <= kSchemeTable[scheme].digits; digits++)
+      if (rules.of[scheme - kBase3][digits].digits != digits) return false;
+  return true;
+}
+static_assert(complete(kDigitRules));
 
 // The 64 fields of one field number: byte i holds the digits of byte i of its vectors.
-const uint8_t *make_fields(SchemeId id, const uint8_t *line, uint32_t digits, uint8_t *fields) {
-  const Scheme &scheme = kSchemeTable[id];
-  if (scheme.digits == 1) return line;
-  const uint8_t *table = kFieldTables.of[id - kBase3][digits].field;
-  uint8_t number[64];
-  std::memcpy(number, line, 64);
-  for (uint32_t d = 1; d < digits; d++) {
-    uint8_t times[64] = {};  // the base, by sums: there are no products of bytes
-    for (uint32_t b = 0; b < scheme.base; b++)
-      for (uint32_t i = 0; i < 64; i++) times[i] = uint8_t(times[i] + number[i]);
-    for (uint32_t i = 0; i < 64; i++) number[i] = uint8_t(times[i] + line[d * 64 + i]);
-  }
-  for (uint32_t i = 0; i < 64; i++) fields[i] = table[number[i]];
+const uint8_t *make_fields(const Loops &loops, const Packing &packing, const uint8_t *line, uint32_t number, uint32_t digits, uint8_t *fields) {
+  if (kSchemeTable[packing.scheme].digits == 1) return line + size_t(number) * 64;
+  uint8_t vectors[5 * 64];
+  for (uint32_t d = 0; d < digits; d++) std::memcpy(vectors + d * 64, line + size_t(vector_of(packing, number, d)) * 64, 64);
+  loops.join_digits(kDigitRules.of[packing.scheme - kBase3][digits], vectors, fields);
   return fields;
 }
 
@@ -69,18 +76,18 @@ void store_in_unit(const Loops &loops, const Scheme &scheme, const uint8_t *fiel
   }
 }
 
-// `line` is readable, as zeros, for a whole field behind its end.
 void pack_line(const Loops &loops, const Packing &packing, const uint8_t *line, uint8_t *planes, uint8_t *shared) {
   const Scheme &scheme = kSchemeTable[packing.scheme];
   uint8_t fields[64];
-  for (uint32_t f = 0; f < packing.units * scheme.fields; f++, line += 64 * scheme.digits)
-    store_in_unit(loops, scheme, make_fields(packing.scheme, line, scheme.digits, fields), f % scheme.fields,
+  const uint32_t in_units = packing.units * scheme.fields;
+  for (uint32_t f = 0; f < in_units; f++)
+    store_in_unit(loops, scheme, make_fields(loops, packing, line, f, scheme.digits, fields), f % scheme.fields,
                   planes + f / scheme.fields * scheme.planes * 64);
   uint32_t bit = packing.tail_bit;
-  for (uint32_t f = 0; f < packing.tail_fields; f++, line += 64 * scheme.digits) {
-    const uint32_t digits = f + 1 == packing.tail_fields ? packing.last_digits : scheme.digits;
+  for (uint32_t f = 0; f < packing.tail_fields; f++) {
+    const uint32_t digits = f + packing.short_fields < packing.tail_fields ? scheme.digits : packing.last_digits;
     const uint32_t bits = field_bits(packing.scheme, digits);
-    store_bits(loops, make_fields(packing.scheme, line, digits, fields), bits, bit, shared);
+    store_bits(loops, make_fields(loops, packing, line, in_units + f, digits, fields), bits, bit, shared);
     bit += bits;
   }
 }

@@ -45,6 +45,8 @@ size_t arrange_slice(const Dims &dims, char *base, Slice *slice) {
     arena.take(size_t(4) * dims.weights(), &domain.fine);
     arena.take(dims.segments(), &domain.segment);
     arena.take(size_t(kRows) * dims.output(), &domain.out);
+    arena.take(dims.segments(), &domain.keys);
+    arena.take(dims.segments(), &domain.values);
   }
   slice->domains = slice->oldest = 0;
   return arena.used;

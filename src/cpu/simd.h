@@ -8,6 +8,7 @@
 #define KVQ_VECTOR_BYTES 16
 #endif
 #define KVQ_INLINE static inline __attribute__((always_inline))
+#define KVQ_INLINE_MEMBER inline __attribute__((always_inline))
 
 constexpr uint32_t kLanes = KVQ_VECTOR_BYTES / 4;
 typedef float VFloat __attribute__((vector_size(KVQ_VECTOR_BYTES)));
@@ -64,6 +65,40 @@ KVQ_INLINE auto sum_lanes(V v) {
   v += (V)swap_lanes<1>((VFloat)v);
   return v[0];
 }
+// Lanes 0 to 3: the results of four vectors, other lanes the same again.
+template <class F>
+KVQ_INLINE VFloat reduce_four(const VFloat (&x)[4], F &&f) {
+#if KVQ_VECTOR_BYTES == 64
+  const auto fold = [&](__m512 a, __m512 b) { return (__m512)f((VFloat)_mm512_unpacklo_ps(a, b), (VFloat)_mm512_unpackhi_ps(a, b)); };
+  const __m512d first = (__m512d)fold((__m512)x[0], (__m512)x[1]), second = (__m512d)fold((__m512)x[2], (__m512)x[3]);
+  VFloat v = f((VFloat)_mm512_unpacklo_pd(first, second), (VFloat)_mm512_unpackhi_pd(first, second));
+  v = f(v, swap_lanes<8>(v));
+  return f(v, swap_lanes<4>(v));
+#elif KVQ_VECTOR_BYTES == 32
+  const auto fold = [&](__m256 a, __m256 b) { return (__m256)f((VFloat)_mm256_unpacklo_ps(a, b), (VFloat)_mm256_unpackhi_ps(a, b)); };
+  const __m256d first = (__m256d)fold((__m256)x[0], (__m256)x[1]), second = (__m256d)fold((__m256)x[2], (__m256)x[3]);
+  const VFloat v = f((VFloat)_mm256_unpacklo_pd(first, second), (VFloat)_mm256_unpackhi_pd(first, second));
+  return f(v, swap_lanes<4>(v));
+#else
+  VFloat column[4];
+  for (uint32_t i = 0; i < 4; i++)
+    for (uint32_t r = 0; r < 4; r++) column[i][r] = x[r][i];
+  return f(f(column[0], column[1]), f(column[2], column[3]));
+#endif
+}
+KVQ_INLINE VFloat sum_four(const VFloat (&x)[4]) {
+  return reduce_four(x, [](VFloat a, VFloat b) __attribute__((always_inline)) { return a + b; });
+}
+KVQ_INLINE VFloat sum_four(const VInt (&x)[4]) {
+  const VFloat bits[4] = {(VFloat)x[0], (VFloat)x[1], (VFloat)x[2], (VFloat)x[3]};
+  return reduce_four(bits, [](VFloat a, VFloat b) __attribute__((always_inline)) { return (VFloat)((VInt)a + (VInt)b); });
+}
+KVQ_INLINE VFloat max_four(const VFloat (&x)[4]) {
+  return reduce_four(x, [](VFloat a, VFloat b) __attribute__((always_inline)) { return greater(a, b); });
+}
+// Lanes 0 to 3.
+KVQ_INLINE void store_four(void *p, VFloat v) { __builtin_memcpy(p, &v, 16); }
+
 KVQ_INLINE float max_lanes(VFloat v) {
   if constexpr (kLanes > 8) v = greater(v, swap_lanes<8>(v));
   if constexpr (kLanes > 4) v = greater(v, swap_lanes<4>(v));
@@ -85,7 +120,7 @@ constexpr uint32_t kQuads = 2;                                     // in one ste
 struct Words {
   VInt bytes;
 };
-KVQ_INLINE Words load_words(const uint8_t *p) { return {load<VInt>(p)}; }
+KVQ_INLINE Words to_words(VByte bytes) { return {(VInt)bytes}; }
 
 struct Sums {
   VInt high, low;
@@ -115,6 +150,20 @@ KVQ_INLINE VInt16 split_weights(VInt x) {
   return (VInt16)_mm_shuffle_epi8(mixed, order);
 #endif
 }
+// The weights of two rows as store_weights() has them: [quad][row].
+#if KVQ_VECTOR_BYTES == 64
+KVQ_INLINE __m512i pack_weights(VInt a, VInt b) {
+  const __m512i half = _mm512_set1_epi16(0x80), x = _mm512_packs_epi32((__m512i)a, (__m512i)b);
+  const __m512i split = _mm512_xor_si512(_mm512_add_epi16(x, half), half);  // the high byte of x + 128, the low byte of x
+  return _mm512_shuffle_epi8(split, _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14)));
+}
+#else
+KVQ_INLINE __m256i pack_weights(VInt a, VInt b) {
+  const __m256i half = _mm256_set1_epi16(0x80), x = _mm256_packs_epi32((__m256i)a, (__m256i)b);
+  const __m256i split = _mm256_xor_si256(_mm256_add_epi16(x, half), half);
+  return _mm256_shuffle_epi8(split, _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14)));
+}
+#endif
 #else
 constexpr float kMostWeight = 32766;  // and a little more
 constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2, kQuads = 1;
@@ -122,10 +171,7 @@ constexpr uint32_t kWordVectors = KVQ_VECTOR_BYTES == 64 ? 4 : 2, kQuads = 1;
 struct Words {
   VInt even, odd;
 };
-KVQ_INLINE Words load_words(const uint8_t *p) {
-  const VShort x = load<VShort>(p);
-  return {(VInt)(x & (uint16_t)0xff), (VInt)(x >> 8)};
-}
+KVQ_INLINE Words to_words(VByte bytes) { return {(VInt)((VShort)bytes & (uint16_t)0xff), (VInt)((VShort)bytes >> 8)}; }
 
 struct Sums {
   VInt all;
@@ -148,7 +194,22 @@ KVQ_INLINE void add_products(Sums *sums, const Words &words, VInt first, VInt se
   sums->all += multiply_pairs(words.even, first) + multiply_pairs(words.odd, second);
 }
 KVQ_INLINE VInt16 split_weights(VInt x) { return __builtin_convertvector(x, VInt16); }
+#if KVQ_VECTOR_BYTES == 32
+KVQ_INLINE __m256i pack_weights(VInt a, VInt b) { return _mm256_packs_epi32((__m256i)a, (__m256i)b); }
 #endif
+#endif
+
+// With 16 registers GCC must neither load weights of later rows nor leave additions for later: both take registers from sums.
+template <uint32_t N>
+KVQ_INLINE void keep_order(Sums (&sums)[N]) {
+#if KVQ_VECTOR_BYTES == 32 && !defined(__AVXVNNI__)
+  for (uint32_t i = 0; i < N; i++) __asm__ volatile("" : "+x"(sums[i].all) : : "memory");
+#elif KVQ_VECTOR_BYTES == 32
+  for (uint32_t i = 0; i < N; i++) __asm__ volatile("" : "+x"(sums[i].high), "+x"(sums[i].low) : : "memory");
+#else
+  (void)sums;
+#endif
+}
 
 // Fours of weights, spaced by 16 elements (kernels.h).
 KVQ_INLINE void store_weights(int16_t *w, VInt x) {
@@ -158,6 +219,22 @@ KVQ_INLINE void store_weights(int16_t *w, VInt x) {
     const int64_t four = fours[i];
     __builtin_memcpy(w + i * 16, &four, 8);
   }
+}
+
+// The same of four rows: at w + 4 * row.
+KVQ_INLINE void store_four_weights(int16_t *w, const VInt (&x)[4]) {
+#if KVQ_VECTOR_BYTES == 64
+  const __m512i first = pack_weights(x[0], x[1]), second = pack_weights(x[2], x[3]);  // [quad][two rows]
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  store(w, _mm512_permutex2var_epi64(first, low, second));
+  store(w + 32, _mm512_permutex2var_epi64(first, high, second));
+#elif KVQ_VECTOR_BYTES == 32
+  const __m256i first = pack_weights(x[0], x[1]), second = pack_weights(x[2], x[3]);
+  store(w, _mm256_permute2x128_si256(first, second, 0x20));
+  store(w + 16, _mm256_permute2x128_si256(first, second, 0x31));
+#else
+  for (uint32_t r = 0; r < 4; r++) store_weights(w + 4 * r, x[r]);
+#endif
 }
 
 // fp16 bits to fp32: kLanes of them.  Finite values only.

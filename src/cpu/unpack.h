@@ -29,10 +29,13 @@ KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) {
 template <bool MAP>
 struct Sink {
   Table table;
-  uint8_t *out;
+  uint8_t *out;          // of single digits: the unit's
+  const Packing *packing;
+  uint32_t field;        // the unit's first one
 #ifdef KVQ_DIGIT_TABLES
   Digits digits[3];  // of base 5
 #endif
+  KVQ_INLINE_MEMBER uint8_t *digit(uint32_t f, uint32_t d) const { return out + vector_of(*packing, field + f, d) * 64; }
 };
 
 template <uint32_t BITS, bool MAP>
@@ -49,7 +52,7 @@ KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part,
 #ifdef KVQ_DIGIT_TABLES
   if (S::kBase == 5 && digits == S::kDigits) {
 #pragma GCC unroll 3
-    for (uint32_t d = 0; d < S::kDigits; d++) store(sink.out + (field * S::kDigits + d) * 64, look_up(sink.digits[d % 3], x));
+    for (uint32_t d = 0; d < S::kDigits; d++) store(sink.digit(field, d), look_up(sink.digits[d % 3], x));
     return;
   }
 #endif
@@ -61,7 +64,7 @@ KVQ_INLINE void put_digits(const Sink<MAP> &sink, uint32_t field, uint32_t part,
     odd *= (uint16_t)S::kBase;
     VByte code = (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
     if (MAP) code = look_up(sink.table, code);
-    store(sink.out + (field * S::kDigits + d) * 64 + part * KVQ_VECTOR_BYTES, code);
+    store(sink.digit(field, d) + part * KVQ_VECTOR_BYTES, code);
     even &= (uint16_t)0xff;
     odd &= (uint16_t)0xff;
   }
@@ -133,14 +136,12 @@ KVQ_INLINE VByte shared_field(const uint8_t *planes, uint32_t first, uint32_t bi
 template <class S, bool MAP>
 KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *shared, const Sink<MAP> &sink) {
   for (uint32_t part = 0; part < 64 / KVQ_VECTOR_BYTES; part++, shared += KVQ_VECTOR_BYTES) {
-    const bool is_short = packing.last_digits < S::kDigits;
-    uint32_t bit = packing.tail_bit;
-    for (uint32_t f = 0; f + is_short < packing.tail_fields; f++, bit += S::kBits)
+    uint32_t bit = packing.tail_bit, f = 0;
+    for (; f + packing.short_fields < packing.tail_fields; f++, bit += S::kBits)
       put_field<S, MAP>(sink, f, part, shared_field(shared, bit, S::kBits));
-    if (packing.tail_fields && is_short) {
-      const uint32_t bits = kShortBits[packing.scheme][packing.last_digits];
-      put_digits<S, MAP>(sink, packing.tail_fields - 1, part, mask_low(shared_field(shared, bit, bits), bits), packing.last_digits, bits);
-    }
+    const uint32_t bits = S::kDigits > 1 ? kShortBits[packing.scheme][packing.last_digits] : 0;
+    for (; f < packing.tail_fields; f++, bit += bits)
+      put_digits<S, MAP>(sink, f, part, mask_low(shared_field(shared, bit, bits), bits), packing.last_digits, bits);
   }
 }
 
@@ -150,13 +151,17 @@ void unpack_scheme(const Packing &packing, const uint8_t *planes, const uint8_t 
   Sink<MAP> sink{};
   if (MAP) sink.table = load_table(table);
   sink.out = codes;
+  sink.packing = &packing;
 #ifdef KVQ_DIGIT_TABLES
   for (uint32_t d = 0; ID == kBase5 && d < 3; d++) sink.digits[d] = MAP ? load_digits(d, sink.table) : load_digits(d);
 #endif
   for (uint32_t u = 0; u < packing.units; u++) {
     unpack_unit<S, MAP>(planes, sink);
     planes += S::kPlanes * 64;
-    sink.out += S::kFields * S::kDigits * 64;
+    if (S::kDigits == 1)
+      sink.out += S::kFields * 64;
+    else
+      sink.field += S::kFields;
   }
   unpack_tail<S, MAP>(packing, shared, sink);
 }

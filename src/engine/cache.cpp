@@ -205,6 +205,14 @@ Status Cache::check_room(uint64_t length, uint64_t more) const {
               (unsigned long long)length, (unsigned long long)more, (unsigned long long)limit);
 }
 
+Status Cache::fetch_scores(bool on_device, Vector<float> *room, std::span<const float> *scores) const {
+  if (!on_device || scores->empty()) return KVQ_OK;
+  room->resize(scores->size());
+  KVQ_TRY(backend->fetch_scores(scores->data(), scores->size(), room->data()));
+  *scores = *room;
+  return KVQ_OK;
+}
+
 Status Cache::check_scores(std::span<const float> scores) {
   for (size_t i = 0; i < scores.size(); i++)
     if (std::isnan(scores[i])) return fail(KVQ_E_INVALID, "scores[%zu] is NaN", i);

@@ -39,6 +39,7 @@ struct PromptChunk {
   uint64_t n_tokens = 0;
   const kvq_tensor *k = nullptr, *v = nullptr, *q = nullptr;
   std::span<const float> scores;
+  bool device_scores = false;  // they lie in device memory
 };
 
 // Which tensor of which head, for exports.
@@ -91,7 +92,7 @@ class Cache {
   Status end_turn(Sequence &sequence);
 
   // steps: step.cpp, step_end.cpp
-  Status begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id);
+  Status begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, uint32_t flags, uint64_t *id);  // KVQ_STEP_*
   Status append(Step &step, uint32_t layer, const kvq_tensor &k, const kvq_tensor &v, const kvq_tensor *q);
   Status attend(Step &step, const AttendInput &input);
   // The same for some heads; several of these may run at once, unless the step is QUERY_ONLY.
@@ -113,6 +114,8 @@ class Cache {
   Status check_layer(uint32_t layer) const;
   Status check_room(uint64_t length, uint64_t more) const;  // max_tokens
   static Status check_scores(std::span<const float> scores);
+  // Scores in host memory: those that are given, or a copy of them in `room`.
+  Status fetch_scores(bool on_device, Vector<float> *room, std::span<const float> *scores) const;
   // Enter tokens [first, ...) of k and v into the rows that were reserved for them.
   Status store_rows(uint32_t layer, const SequenceLayer &rows, const LayerGrowth &growth, const kvq_tensor &k, const kvq_tensor &v,
                     uint64_t first, uint64_t *saturated);

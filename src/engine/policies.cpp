@@ -30,12 +30,38 @@ std::span<const uint8_t> table_of(const Codec &codec, const Vector<Vector<uint8_
   return head < tables.size() ? std::span<const uint8_t>(tables[head]) : std::span<const uint8_t>();
 }
 
-// The part of a tensor [tokens][heads][dim] that begins at `head`.
-kvq_tensor from_head(const kvq_tensor &x, uint32_t head) {
-  kvq_tensor part = x;
-  part.data = static_cast<char *>(x.data) + int64_t(head) * x.head_stride * int64_t(dtype_bytes(x.dtype));
-  return part;
-}
+// Raw pages of no sequence.
+class ScratchPages {
+ public:
+  ScratchPages(std::pmr::memory_resource *memory, Backend &backend, size_t page_bytes, uint64_t tokens)
+      : backend_(backend), bytes_(page_bytes), pages_(memory) {
+    const uint64_t each = backend.raw_page_tokens();
+    pages_.reserve(size_t((tokens + each - 1) / each));
+    try {
+      while (pages_.size() * each < tokens) pages_.push_back(backend.allocate_page(bytes_));
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  ~ScratchPages() { release(); }
+  ScratchPages(const ScratchPages &) = delete;
+  // The first `tokens` rows.
+  void rows(uint64_t tokens, Vector<PageRows> *out) const {
+    const uint32_t each = backend_.raw_page_tokens();
+    out->clear();
+    for (uint64_t first = 0; first < tokens; first += each)
+      out->push_back({pages_[size_t(first / each)], 0, uint32_t(std::min<uint64_t>(each, tokens - first))});
+  }
+
+ private:
+  void release() noexcept {
+    for (void *page : pages_) backend_.release_page(page, bytes_);
+  }
+  Backend &backend_;
+  size_t bytes_;
+  Vector<void *> pages_;
+};
 
 }  // namespace
 
@@ -222,25 +248,38 @@ Status Policies::refuse_calibration() const {
   return fail(KVQ_E_UNSUPPORTED, "calibration: the recipe '%s' has no policy that belongs to the cache", recipe_.text.c_str());
 }
 
+// Staged as raw rows, a piece at a time, and then summed as a prompt is, wherever it lies.  Nobody asks for the values' sums, so keys
+// stand for values.
+Status Policies::sum_text(const LayerShape &shape, uint64_t n_tokens, const kvq_tensor &k, const kvq_tensor *q, LayerStatistics *sums) {
+  constexpr uint64_t kPiece = 16384;  // tokens
+  const ScratchPages pages(memory_, backend_, backend_.raw_page_bytes(shape), std::min(n_tokens, kPiece));
+  Vector<PageRows> rows(memory_);
+  uint64_t saturated = 0;  // is counted where tokens become part of a sequence
+  if (q) KVQ_TRY(backend_.check_rows(*q, 0, n_tokens, shape.q_heads, shape.dim_k, "q", &saturated));
+  for (uint64_t first = 0; first < n_tokens; first += kPiece) {
+    pages.rows(std::min(kPiece, n_tokens - first), &rows);
+    KVQ_TRY(backend_.store_pieces(shape, k, k, first, rows, &saturated));
+    backend_.add_statistics(shape, rows, q, first, sums);
+  }
+  return KVQ_OK;
+}
+
 Status Policies::calibrate(uint32_t layer, uint64_t n_tokens, const kvq_tensor *k, const kvq_tensor *q) {
   KVQ_TRY(refuse_calibration());
   const std::lock_guard lock(mutex_);
   KVQ_TRY(refuse_frozen());
   if (!stores(layer)) return fail(KVQ_E_INVALID, "layer=%u reads the cache of layer %u", layer, shapes_[layer].source);
-  const LayerShape &shape = shapes_[layer];
-  const uint32_t ratio = shape.q_heads / shape.kv_heads;
   Layer &own = layers_[layer];
-  const std::shared_ptr<LayerStatistics> sums = own.statistics ? copy_statistics(*own.statistics) : new_statistics(layer);
-  for (uint32_t h = 0; h < shape.kv_heads; h++) {
-    DecisionInput input;
-    kvq_tensor head_k, head_q;
-    input.shape = shape.head(KVQ_TENSOR_K);
-    input.q_heads = ratio;
-    input.n_tokens = n_tokens;
-    if (k) head_k = from_head(*k, h), input.k = &head_k;
-    if (q) head_q = from_head(*q, h * ratio), input.q = &head_q;
-    KVQ_TRY(collect_statistics(input, &sums->heads[h]));
+  LayerShape shape = shapes_[layer];
+  shape.dim_v = shape.dim_k;
+  std::shared_ptr<LayerStatistics> sums;
+  if (own.statistics) {
+    sums = copy_statistics(*own.statistics);
+  } else {
+    sums = make_shared_in<LayerStatistics>(memory_, memory_);
+    reset_statistics(shape, sums.get());
   }
+  if (k) KVQ_TRY(sum_text(shape, n_tokens, *k, q, sums.get()));
   own.statistics = sums;
   return KVQ_OK;
 }

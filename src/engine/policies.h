@@ -77,6 +77,7 @@ class Policies {
   Status freeze_all(std::span<const std::shared_ptr<LayerTables>> tables);
   Status refuse_frozen() const;
   Status refuse_calibration() const;
+  Status sum_text(const LayerShape &shape, uint64_t n_tokens, const kvq_tensor &k, const kvq_tensor *q, LayerStatistics *sums);
   void tables_of(uint32_t layer, const PageFormat &format, LayerTables *tables) const;
 
   std::pmr::memory_resource *memory_;

@@ -114,8 +114,11 @@ Status PrefillCall::add_statistics() {
 Status PrefillCall::add_scores() {
   scores_.assign(sequence_.scores.begin(), sequence_.scores.end());
   if (chunk_.scores.empty()) return KVQ_OK;
-  KVQ_TRY(Cache::check_scores(chunk_.scores));
-  const std::span<const float> scores = chunk_.scores.subspan(size_t(growth_.sinks.tokens));
+  Vector<float> room(&cache_.memory);
+  std::span<const float> scores = chunk_.scores;
+  KVQ_TRY(cache_.fetch_scores(chunk_.device_scores, &room, &scores));
+  KVQ_TRY(Cache::check_scores(scores));
+  scores = scores.subspan(size_t(growth_.sinks.tokens));
   const size_t first = size_t(sequence_.layers[chunk_.layer].tail.count);
   if (scores_.size() < first + scores.size()) scores_.resize(first + scores.size(), std::numeric_limits<float>::quiet_NaN());
   for (size_t i = 0; i < scores.size(); i++)

@@ -73,6 +73,7 @@ class Source final : public StepSource {
   Source(const Cache &cache, Step &step) : cache_(cache), step_(step) {}
   size_t sequences() const override { return step_.entries.size(); }
   uint32_t tokens(size_t sequence) const override { return step_.entries[sequence].tokens; }
+  bool invariant() const override { return step_.invariant; }
   bool stores(uint32_t layer) const override { return !step_.query_only && cache_.stores(layer); }
   uint64_t length(size_t sequence, uint32_t layer) const override { return view(sequence, layer).length(); }
   PageList pages(size_t sequence, uint32_t layer) const override {
@@ -110,13 +111,15 @@ Status Cache::plan_step(Step &step) {
   return KVQ_OK;
 }
 
-Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, bool query_only, uint64_t *id) {
+Status Cache::begin_step(std::span<const uint64_t> ids, const uint32_t *new_tokens, uint32_t flags, uint64_t *id) {
+  const bool query_only = flags & KVQ_STEP_QUERY_ONLY;
   uint64_t total = 0;
   for (size_t i = 0; i < ids.size(); i++) total += new_tokens[i];
   if (total > kMaxStepTokens)
     return fail(KVQ_E_INVALID, "new_tokens: %llu in all, above %llu", (unsigned long long)total, (unsigned long long)kMaxStepTokens);
   Pending<Step> step(&memory, &memory, shapes.size(), *workspaces, callers_, ids.size());
-  step->query_only = query_only;
+  step->query_only = query_only, step->invariant = flags & KVQ_STEP_INVARIANT;
+  step->device_scores = flags & KVQ_STEP_DEVICE_SCORES;
   step->entries.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); i++) {
     StepEntry &entry = step->entries.emplace_back(&memory);

@@ -82,7 +82,7 @@ struct Step {
   Step(std::pmr::memory_resource *memory, size_t n_layers, Workspaces &from, uint32_t callers, size_t n_entries)
       : entries(memory), appended(n_layers, 0, memory), queries(n_layers, memory), with_queries(n_layers, 0, memory), room(memory, callers, n_entries), workspaces(from), workspace(from.take()) {}
   ~Step() { workspaces.give_back(std::move(workspace)); }
-  bool query_only = false;
+  bool query_only = false, device_scores = false, invariant = false;  // KVQ_STEP_*
   uint32_t tokens = 0;  // of all sequences
   Vector<StepEntry> entries;
   Vector<uint8_t> appended;           // by layer

@@ -22,13 +22,13 @@ struct Update {
 
 class StepEnd {
  public:
-  StepEnd(Cache &cache, Step &step) : cache_(cache), step_(step), updates_(&cache.memory) {}
+  StepEnd(Cache &cache, Step &step) : cache_(cache), step_(step), updates_(&cache.memory), fetched_(&cache.memory) {}
   ~StepEnd() { undo(); }
   StepEnd(const StepEnd &) = delete;
 
   Status prepare(const uint32_t *keep, const float *scores) {
     KVQ_TRY(read_keep(keep));
-    KVQ_TRY(check_scores(scores));
+    KVQ_TRY(check_scores(&scores));
     for (Update &update : updates_) {
       if (update.keep > 0) KVQ_TRY(update_sequence(update, scores));
       if (scores) scores += update.keep;
@@ -39,7 +39,7 @@ class StepEnd {
 
  private:
   Status read_keep(const uint32_t *keep);
-  Status check_scores(const float *scores) const;
+  Status check_scores(const float **scores);
   Status update_sequence(Update &update, const float *scores);
   void add_scores(Update &update, const float *scores);
   void add_statistics(Update &update);
@@ -50,6 +50,7 @@ class StepEnd {
   uint64_t kept_ = 0;
   size_t grown_ = 0;  // updates whose tokens are part of their sequences for the time being
   Vector<Update> updates_;
+  Vector<float> fetched_;  // scores that were in device memory
 };
 
 Status StepEnd::read_keep(const uint32_t *keep) {
@@ -67,10 +68,13 @@ Status StepEnd::read_keep(const uint32_t *keep) {
   return KVQ_OK;
 }
 
-Status StepEnd::check_scores(const float *scores) const {
+Status StepEnd::check_scores(const float **scores) {
   if (!cache_.chooses_tokens() || kept_ == 0) return KVQ_OK;
-  if (!scores) return fail(KVQ_E_INVALID, "scores is NULL: the policy needs one for each of the %llu kept tokens", (unsigned long long)kept_);
-  return Cache::check_scores({scores, size_t(kept_)});
+  if (!*scores) return fail(KVQ_E_INVALID, "scores is NULL: the policy needs one for each of the %llu kept tokens", (unsigned long long)kept_);
+  std::span<const float> given(*scores, size_t(kept_));
+  KVQ_TRY(cache_.fetch_scores(step_.device_scores, &fetched_, &given));
+  *scores = given.data();
+  return Cache::check_scores(given);
 }
 
 Status StepEnd::update_sequence(Update &update, const float *scores) {

@@ -32,6 +32,12 @@ struct ChannelUnits {
   float min, max;
 };
 
+// Digits to a field, without a division: the number n that they are in a base becomes n + (n * factor + offset >> shift), in 16 bits.
+struct DigitRule {
+  uint8_t base, digits, shift;
+  uint16_t factor, offset;
+};
+
 // What entered: whether all elements are finite (or the output is void), and the number of those beyond 65504.
 struct Entered {
   bool finite;
@@ -74,6 +80,8 @@ struct Loops {
   // from codes[token * stride + slot]; or of one slot, line[4 * slot], from four rows of codes.
   void (*key_words)(const uint8_t *codes, size_t stride, uint32_t tokens, uint32_t quads, uint8_t *line, size_t line_stride);
   void (*value_words)(const uint8_t *codes, size_t stride, uint32_t slots, uint8_t *line);
+  // Fields of 64 bytes: byte i of `digits` rows of 64, the first row the highest digit.
+  void (*join_digits)(const DigitRule &rule, const uint8_t *line, uint8_t *fields);
   // Bits [from, from + n) of 64 bytes to bits [to, to + n) of 64 others.
   void (*put_bits)(const uint8_t *bytes, uint32_t from, uint32_t n, uint32_t to, uint8_t *out);
 

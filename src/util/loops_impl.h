@@ -1,5 +1,7 @@
 // Source of the loops (loops.h) for the instruction set that the including file is compiled for.  Everything but the table has
 // internal linkage.
+#include <utility>
+
 #include "util/loops.h"
 #include "util/loops_vector.h"
 
@@ -74,47 +76,60 @@ Entered enter_f16(const void *halves, uint32_t n, uint16_t *out) {
   return {finite && !any(special), 0};
 }
 
-// ---- transposes: squares of 8 x 8 halves and 16 x 16 bytes by interleaving
+// ---- transposes: squares of 8 x 8 halves and 16 x 16 bytes by interleaving, as many side by side as a vector has parts of 16 bytes
 
 typedef uint16_t Halves8 __attribute__((vector_size(16)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint8_t VByte __attribute__((vector_size(KVQ_LOOPS_BYTES)));
 
-KVQ_LOOP_INLINE void interleave(Halves8 a, Halves8 b, Halves8 *low, Halves8 *high) {
-  *low = __builtin_shuffle(a, b, Halves8{0, 8, 1, 9, 2, 10, 3, 11});
-  *high = __builtin_shuffle(a, b, Halves8{4, 12, 5, 13, 6, 14, 7, 15});
+// Of __builtin_shuffle: element i of the lower or the upper halves of each part of two vectors, element by element.
+template <class V>
+constexpr uint32_t interleaved(uint32_t i, bool upper) {
+  constexpr uint32_t kElements = sizeof(V) / sizeof(V{}[0]), kPart = kElements * 16 / sizeof(V);
+  return i / kPart * kPart + i % kPart / 2 + i % 2 * kElements + upper * kPart / 2;
 }
-KVQ_LOOP_INLINE void interleave(Bytes16 a, Bytes16 b, Bytes16 *low, Bytes16 *high) {
-  *low = __builtin_shuffle(a, b, Bytes16{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-  *high = __builtin_shuffle(a, b, Bytes16{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+template <class V, uint32_t... I>
+KVQ_LOOP_INLINE void interleave(V a, V b, V *low, V *high, std::integer_sequence<uint32_t, I...>) {
+  *low = __builtin_shuffle(a, b, V{interleaved<V>(I, false)...});
+  *high = __builtin_shuffle(a, b, V{interleaved<V>(I, true)...});
+}
+template <class V>
+KVQ_LOOP_INLINE void interleave(V a, V b, V *low, V *high) {
+  interleave(a, b, low, high, std::make_integer_sequence<uint32_t, sizeof(V) / sizeof(V{}[0])>());
 }
 
 // Interleaving row i with row i + N / 2, log2(N) times, transposes N rows of N.
-template <class V, class T, uint32_t N>
-KVQ_LOOP_INLINE void transpose_square(const T *in, size_t in_stride, T *out, size_t out_stride) {
+template <class V, class T>
+KVQ_LOOP_INLINE void transpose_squares(const T *in, size_t in_stride, T *out, size_t out_stride) {
+  constexpr uint32_t N = 16 / sizeof(T);
   V a[N], b[N];
   for (uint32_t i = 0; i < N; i++) a[i] = load<V>(in + i * in_stride);
   for (uint32_t turn = N; turn > 1; turn /= 2) {
     for (uint32_t i = 0; i < N / 2; i++) interleave(a[i], a[i + N / 2], &b[2 * i], &b[2 * i + 1]);
     for (uint32_t i = 0; i < N; i++) a[i] = b[i];
   }
-  for (uint32_t i = 0; i < N; i++) store(out + i * out_stride, a[i]);
+  for (uint32_t i = 0; i < N; i++)
+    for (uint32_t part = 0; part < sizeof(V) / 16; part++)
+      __builtin_memcpy(out + (part * N + i) * out_stride, reinterpret_cast<const char *>(&a[i]) + 16 * part, 16);
 }
-
-template <class V, class T, uint32_t N>
+template <class Wide, class Narrow, class T>
 KVQ_LOOP_INLINE void transpose(const T *in, size_t in_stride, uint32_t rows, uint32_t columns, T *out, size_t out_stride) {
+  constexpr uint32_t N = 16 / sizeof(T), kWide = sizeof(Wide) / sizeof(T);
   const uint32_t whole_rows = rows / N * N, whole_columns = columns / N * N;
-  for (uint32_t r = 0; r < whole_rows; r += N)
-    for (uint32_t c = 0; c < whole_columns; c += N)
-      transpose_square<V, T, N>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+  for (uint32_t r = 0; r < whole_rows; r += N) {
+    uint32_t c = 0;
+    for (; c + kWide <= columns; c += kWide) transpose_squares<Wide>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+    for (; c < whole_columns; c += N) transpose_squares<Narrow>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+  }
   for (uint32_t r = 0; r < rows; r++)
     for (uint32_t c = r < whole_rows ? whole_columns : 0; c < columns; c++) out[c * out_stride + r] = in[r * in_stride + c];
 }
 
 void transpose_halves(const uint16_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint16_t *out, size_t out_stride) {
-  transpose<Halves8, uint16_t, 8>(in, in_stride, rows, columns, out, out_stride);
+  transpose<VWord, Halves8>(in, in_stride, rows, columns, out, out_stride);
 }
 void transpose_bytes(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint8_t *out, size_t out_stride) {
-  transpose<Bytes16, uint8_t, 16>(in, in_stride, rows, columns, out, out_stride);
+  transpose<VByte, Bytes16>(in, in_stride, rows, columns, out, out_stride);
 }
 
 // ---- words and planes of codes
@@ -160,6 +175,19 @@ void value_words(const uint8_t *codes, size_t stride, uint32_t slots, uint8_t *l
 }
 
 // Shifts of 16 bits move no wanted bit into another byte.
+void join_digits(const DigitRule &rule, const uint8_t *line, uint8_t *fields) {
+  const auto field = [&](VWord n) __attribute__((always_inline)) { return n + ((n * rule.factor + rule.offset) >> rule.shift); };
+  for (uint32_t i = 0; i < 64; i += sizeof(VWord)) {
+    VWord even{}, odd{};
+    for (uint32_t d = 0; d < rule.digits; d++) {
+      const VWord digits = load<VWord>(line + 64 * d + i);
+      even = even * uint16_t(rule.base) + (digits & 0xff);
+      odd = odd * uint16_t(rule.base) + (digits >> 8);
+    }
+    store(fields + i, field(even) | field(odd) << 8);
+  }
+}
+
 void put_bits(const uint8_t *bytes, uint32_t from, uint32_t n, uint32_t to, uint8_t *out) {
   const int16_t both = int16_t(((1u << n) - 1) * 0x0101u);
   const VShort mask = both - VShort{}, place = mask << int16_t(to);
@@ -509,6 +537,7 @@ constexpr Loops kTable = {
     .affine_columns = affine_columns,
     .key_words = key_words,
     .value_words = value_words,
+    .join_digits = join_digits,
     .put_bits = put_bits,
     .sum_pairs = sum_pairs,
     .sum_channels = sum_channels,

@@ -28,6 +28,7 @@ constexpr uint32_t kParts = kRowLanes / kLanes;  // vectors of a RowLanes
 typedef float VFloat __attribute__((vector_size(KVQ_LOOPS_BYTES)));
 typedef int32_t VInt __attribute__((vector_size(KVQ_LOOPS_BYTES)));
 typedef int16_t VShort __attribute__((vector_size(KVQ_LOOPS_BYTES)));
+typedef uint16_t VWord __attribute__((vector_size(KVQ_LOOPS_BYTES)));
 typedef uint16_t VHalf __attribute__((vector_size(KVQ_LOOPS_BYTES / 2)));  // kLanes of them, as are the bytes
 typedef uint8_t VCode __attribute__((vector_size(KVQ_LOOPS_BYTES / 4)));
 

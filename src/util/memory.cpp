@@ -24,6 +24,8 @@ Memory::Memory(const kvq_allocator *allocator, uint64_t max_bytes) noexcept
 Memory::Memory(const Memory &other) noexcept
     : memory_resource(), allocator_(other.allocator_), max_bytes_(other.max_bytes_), used_(other.used()), peak_(other.peak()) {}
 
+bool Memory::standard() const noexcept { return allocator_.alloc == standard_alloc; }
+
 void Memory::raise_peak(uint64_t used) noexcept {
   uint64_t peak = peak_.load(std::memory_order_relaxed);
   while (peak < used && !peak_.compare_exchange_weak(peak, used, std::memory_order_relaxed)) {

@@ -26,7 +26,9 @@ class Memory final : public std::pmr::memory_resource {
   // The same allocator, counting on from what `other` holds: a cache's own object is made before its Memory exists.
   Memory(const Memory &other) noexcept;
 
-  // Count memory that a backend holds elsewhere (on a device) as if the allocator had given it.  charge throws LimitReached.
+  // Is there no allocator of the caller's?
+  bool standard() const noexcept;
+  // Count memory that a backend holds elsewhere (on a device, in mappings) as if the allocator had given it.  charge throws LimitReached.
   void charge(size_t bytes);
   void discharge(size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 

@@ -225,7 +225,7 @@ std::vector<Case> cases() {
       "blockgtq-k3v3"));
   all.push_back(make<kvq_tensor>("kvq_scores_norms: rows", tensor_cut, tensor, [](Setting &s, auto *p) {
     p->data = s.rows.data();
-    return kvq_scores_norms(p, 1, kTokens, kHeads, kDim, s.result.data());
+    return kvq_scores_norms(p, 1, kTokens, kHeads, kDim, s.result.data(), nullptr);
   }));
   all.push_back(make<kvq_codec>("kvq_codec_encode: codec", offsetof(kvq_codec, rope_layout), Setting().codec(), [](Setting &s, auto *p) {
     const kvq_tensor x = s.tensor();

@@ -42,7 +42,7 @@ struct Data {
     v = random.rows(context, o.kv_heads, o.dim);
     q = random.normals(std::min<uint64_t>(context, 256) * o.q_heads * o.dim);
     queries = random.normals(size_t{o.batch} * o.new_tokens * o.q_heads * o.dim, 0.1);
-    check(kvq_scores_random(kvq_test::seed(), 0, context, scores.data()));
+    check(kvq_scores_random(kvq_test::seed(), 0, context, KVQ_MEMORY_HOST, scores.data(), nullptr));
   }
 };
 

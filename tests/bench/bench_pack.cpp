@@ -73,7 +73,7 @@ struct Data {
     }
     q.resize(o.chunk * o.q_heads * o.dim);
     for (size_t i = 0; i < q.size(); i++) q[i] = k[i % k.size()];
-    check(kvq_scores_random(kvq_test::seed(), 0, o.tokens, scores.data()));
+    check(kvq_scores_random(kvq_test::seed(), 0, o.tokens, KVQ_MEMORY_HOST, scores.data(), nullptr));
   }
 };
 
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
   Options o;
   CLI::App app("Packing of prompts on the CPU: gigabytes of fp16 input per second and core.");
   app.add_option("--recipes", o.recipes, "recipes; empty: none")->delimiter(',')->capture_default_str();
-  app.add_option("--codec", o.codecs, "codec texts, encoded without a cache")->capture_default_str();
+  app.add_option("--codec", o.codecs, "codec texts, encoded without a cache; empty: none")->capture_default_str();
   app.add_option("--tokens", o.tokens, "of the prompt")->capture_default_str();
   app.add_option("--chunk", o.chunk, "tokens of a chunk")->capture_default_str();
   app.add_option("--kv-heads", o.kv_heads, "")->capture_default_str();
@@ -198,7 +198,8 @@ int main(int argc, char **argv) {
     cJSON *recipes = cJSON_AddArrayToObject(report, "recipes"), *codecs = cJSON_AddArrayToObject(report, "codecs");
     for (const std::string &recipe : o.recipes)
       if (!recipe.empty()) cJSON_AddItemToArray(recipes, recipe_row(recipe, o, data, rate));
-    for (const std::string &codec : o.codecs) cJSON_AddItemToArray(codecs, codec_row(codec, o, data));
+    for (const std::string &codec : o.codecs)
+      if (!codec.empty()) cJSON_AddItemToArray(codecs, codec_row(codec, o, data));
   } catch (const std::exception &failure) {
     std::fprintf(stderr, "kvq-bench-pack: %s\n", failure.what());
     return 1;

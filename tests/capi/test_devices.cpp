@@ -51,3 +51,26 @@ TEST_CASE("a device that is not there is refused by its number") {
   const int32_t status = create_on(KVQ_BACKEND_CUDA, 1000, &sentence);
   REQUIRE(status == (KVQ_WITH_CUDA ? KVQ_E_DEVICE : KVQ_E_UNSUPPORTED));
 }
+
+TEST_CASE("scores in device memory are for caches and builds with a device") {
+  const Setup setup{.recipe = "semkv"};
+  kvq_config config = config_of(setup);
+  config.backend = KVQ_BACKEND_CPU;
+  kvq_cache *cache = nullptr;
+  kvq_seq seq = 0;
+  kvq_step step = 0;
+  const uint32_t one = 1;
+  ok(kvq_create(&config, &cache));
+  ok(kvq_seq_create(cache, &seq));
+  refused(kvq_step_begin(cache, &seq, &one, 1, KVQ_STEP_DEVICE_SCORES, &step), KVQ_E_UNSUPPORTED);
+  auto prompt = sized<kvq_prefill>();
+  prompt.layer = KVQ_ALL_LAYERS, prompt.flags = KVQ_PREFILL_FINAL | KVQ_PREFILL_DEVICE_SCORES;
+  refused(kvq_prefill_commit(cache, seq, &prompt, nullptr), KVQ_E_UNSUPPORTED);
+  kvq_destroy(cache);
+  float score = 7, row[4] = {1, 2, 3, 4};
+  auto tensor = sized<kvq_tensor>();
+  tensor.data = row, tensor.memory = KVQ_MEMORY_DEVICE;  // it is not
+  refused(kvq_scores_hidden(KVQ_SCORE_NORM, &tensor, 1, 1, 4, &score, nullptr), KVQ_WITH_CUDA ? KVQ_E_INVALID : KVQ_E_UNSUPPORTED);
+  refused(kvq_scores_random(0, 0, 1, 2, &score, nullptr), KVQ_E_INVALID);
+  REQUIRE(score == 7);
+}

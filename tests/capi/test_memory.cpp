@@ -377,10 +377,11 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
   uint32_t next = 200;
   int32_t status = KVQ_OK;
   while (status == KVQ_OK && next < 100000) {
-    const auto picture = m.picture(s);
-    const uint64_t used = stats(m.cache).bytes_used;
-    if (used + 16384 > tight.max_bytes) break;  // not even a query fits
-    const Seen seen = m.query(s, 1, {.check = false});
+    const bool room = stats(m.cache).bytes_used + 16384 <= tight.max_bytes;  // for a picture and a query, which take some on a device
+    REQUIRE((room || on_device()));
+    const auto picture = room ? m.picture(s) : decltype(m.picture(s)){};
+    const Seen seen = room ? m.query(s, 1, {.check = false}) : Seen{};
+    const uint64_t used = stats(m.cache).bytes_used;  // with what a device keeps of the pages since that query
     const Ids list = ids(next % 2000, 50);
     const uint32_t count = 50;
     kvq_step step = 0;
@@ -404,8 +405,10 @@ TEST_CASE("max_bytes refuses with FULL and leaves everything as it was") {
     }
     if (status != KVQ_OK) {
       refused(status, KVQ_E_FULL);
-      REQUIRE((m.picture(s) == picture));
-      REQUIRE(same_bits(m.query(s, 1), seen));
+      if (room) {
+        REQUIRE((m.picture(s) == picture));
+        REQUIRE(same_bits(m.query(s, 1), seen));
+      }
       REQUIRE(stats(m.cache).bytes_used == used);
     }
     REQUIRE(stats(m.cache).bytes_peak <= tight.max_bytes);

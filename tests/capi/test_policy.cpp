@@ -498,6 +498,27 @@ TEST_CASE("calibration freezes the cache's policy, in any order and cut") {
   refused(kvq_calibrate_finish(own.cache), KVQ_E_UNSUPPORTED);
 }
 
+TEST_CASE("long calibration texts are summed as short ones are, and name the token that is not finite") {
+  constexpr uint32_t kTokens = 40000, kDim = 16;
+  const Setup setup{.recipe = "blockgtq-k3v3", .layers = {layer_of(1, 1, kDim)}};
+  Random random(58);
+  Floats rows = random.rows(kTokens, 1, kDim);
+  const auto add = [&](const Mirror &m, uint32_t first, uint32_t n) {
+    const Tensor x(rows.data() + size_t(first) * kDim, n, 1, kDim);
+    auto data = sized<kvq_calibration>();
+    data.n_tokens = n, data.k = data.q = x.view();
+    return kvq_calibrate(m.cache, &data);
+  };
+  Mirror whole(setup), cut(setup), bad(setup);
+  ok(add(whole, 0, kTokens));
+  for (uint32_t first = 0; first < kTokens; first += 2500) ok(add(cut, first, 2500));
+  rows[size_t(kTokens - 3) * kDim + 5] = std::numeric_limits<float>::quiet_NaN();
+  refused(add(bad, 0, kTokens), KVQ_E_NONFINITE);
+  REQUIRE(detail().find("token 39997") != std::string::npos);
+  for (const Mirror *m : {&whole, &cut}) ok(kvq_calibrate_finish(m->cache));
+  REQUIRE((!policy_blob(whole.cache, 0).empty() && policy_blob(whole.cache, 0) == policy_blob(cut.cache, 0)));
+}
+
 TEST_CASE("a commit without the statistics that its policy needs is refused and can be made good") {
   for (const char *recipe : {"pnmix", "kvq-3", "blockgtq-k3v3"}) {
     Mirror m(Setup{.recipe = recipe, .layers = {layer_of(2, 2, 64)}});

@@ -25,4 +25,21 @@ struct DeviceFloats {
   float *data = nullptr;
 };
 
+// A copy of a tensor, gaps and all.
+class DeviceTensor {
+ public:
+  explicit DeviceTensor(const Tensor &host) : view_(*host.view()) {
+    const Bytes &memory = host.memory();
+    REQUIRE(cudaMalloc(&view_.data, memory.size()) == cudaSuccess);
+    REQUIRE(cudaMemcpy(view_.data, memory.data(), memory.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    view_.memory = KVQ_MEMORY_DEVICE;
+  }
+  ~DeviceTensor() { cudaFree(view_.data); }
+  DeviceTensor(const DeviceTensor &) = delete;
+  const kvq_tensor *view() const { return &view_; }
+
+ private:
+  kvq_tensor view_;
+};
+
 }  // namespace kvq_test

@@ -122,6 +122,34 @@ TEST_CASE("append and attend wait for nothing") {  // X15
   ok(kvq_seq_truncate(w.cache, w.seq, 100));  // the stream is gone, and nobody asks for it
 }
 
+TEST_CASE("calibration from device memory chooses the widths that the CPU chooses") {
+  constexpr uint32_t kLong = 20000, kFirst = 17;
+  Random random(6);
+  const kvq_layer layer = layer_of(kHeads, kRatio, kDim);
+  const Tensor k(random.rows(kLong, kHeads, kDim), kHeads, kDim, KVQ_DTYPE_F16, Lay::head_first);
+  const Tensor q(random.rows(kLong, kHeads * kRatio, kDim), kHeads * kRatio, kDim, KVQ_DTYPE_BF16, Lay::padded);
+  const DeviceTensor keys(k), queries(q);
+  Bytes blobs[2];
+  for (uint32_t backend : {KVQ_BACKEND_CPU, KVQ_BACKEND_CUDA}) {
+    auto config = sized<kvq_config>();
+    config.backend = backend, config.n_layers = config.n_layer_structs = 1, config.layers = &layer, config.recipe = "blockgtq-k3v3";
+    kvq_cache *cache = nullptr;
+    ok(kvq_create(&config, &cache));
+    kvq_tensor parts[] = {backend ? *keys.view() : *k.view(), backend ? *queries.view() : *q.view()};
+    auto data = sized<kvq_calibration>();
+    data.k = &parts[0], data.q = &parts[1];
+    data.n_tokens = kFirst;
+    ok(kvq_calibrate(cache, &data));
+    for (kvq_tensor &part : parts) part.data = static_cast<uint16_t *>(part.data) + kFirst * part.token_stride;
+    data.n_tokens = kLong - kFirst;
+    ok(kvq_calibrate(cache, &data));
+    ok(kvq_calibrate_finish(cache));
+    blobs[backend] = policy_blob(cache, 0);
+    kvq_destroy(cache);
+  }
+  REQUIRE((!blobs[0].empty() && blobs[0] == blobs[1]));
+}
+
 TEST_CASE("host memory that is called device memory is refused, and no error stays") {  // X18
   World w("kvq-2.5");
   const Floats rows = w.random.rows(kTokens, kHeads, kDim);

@@ -149,7 +149,7 @@ struct Shape {
   uint32_t kv_heads, ratio, dim_k, dim_v;
 };
 constexpr Shape kShapes[] = {{2, 4, 128, 128}, {2, 8, 64, 64}, {2, 2, 256, 256}, {2, 3, 96, 96}, {3, 1, 128, 128}, {1, 5, 128, 64}, {1, 4, 80, 48}};
-constexpr uint32_t kNew[] = {100, 64, 513, 16, 129};
+constexpr uint32_t kNew[] = {160, 64, 513, 16, 129};
 
 const char *const kOthers[] = {
     "k=lloyd(levels=7,scale=ls);v=lloyd(levels=32,scale=unbiased);block=16",
@@ -220,23 +220,23 @@ TEST_CASE("prompts see staged tokens, forks and what is left of cut pages") {
     const kvq_seq parent = subject.prompt(1000, 450);
     kvq_seq child;
     ok(kvq_seq_fork(subject.cache, parent, 210, &child));
-    subject.step({{child, 1210, 120}, {parent, 1450, 90}}, false, nullptr);
+    subject.step({{child, 1210, 130}, {parent, 1450, 90}}, false, nullptr);
     ok(kvq_seq_truncate(subject.cache, child, 101));
-    subject.step({{child, 1101, 64}}, false, nullptr);
-    subject.step({{child, 1000, 101}, {parent, 1000, 540}}, true, nullptr);  // data of the tokens, whatever their rows hold
+    subject.step({{child, 1101, 129}}, false, nullptr);
+    subject.step({{child, 1000, 201}, {parent, 1000, 540}}, true, nullptr);  // data of the tokens, whatever their rows hold
   }
 }
 
 TEST_CASE("few long sequences are split, and a step that comes again has the same bits") {
   Subject subject(setup_of("tq-4", kShapes[0]), 8);
   const kvq_seq seq = subject.prompt(0, 6000);
-  REQUIRE(subject.step({{seq, 5980, 20}}, true, nullptr) <= 1);
+  REQUIRE(subject.step({{seq, 5870, 130}}, true, nullptr) <= 1);
   Floats out[2];
   for (Floats &result : out) {
     kvq_step id;
-    const uint32_t count = 40;
+    const uint32_t count = 140;
     ok(kvq_step_begin(subject.cache, &seq, &count, 1, KVQ_STEP_QUERY_ONLY, &id));
-    const Tensor q = subject.tensor(Text::Q, ids(5960, count));
+    const Tensor q = subject.tensor(Text::Q, ids(5860, count));
     Tensor to(count, 8, 128, KVQ_DTYPE_F16, Lay::padded);
     ok(kvq_attend(subject.cache, id, 0, q.view(), to.view(), nullptr, nullptr, nullptr));
     ok(kvq_step_end(subject.cache, id, nullptr, nullptr));
@@ -284,7 +284,7 @@ TEST_CASE("a query sees its own token and not the next") {
 }
 
 TEST_CASE("a graph of a chunk stays right while the sequence grows") {
-  constexpr uint32_t kChunk = 32;
+  constexpr uint32_t kChunk = 128;
   Subject subject(setup_of("tq-3", kShapes[0]), 3);
   const kvq_layer &layer = subject.layer;
   const kvq_seq seq = subject.prompt(0, 90);

@@ -121,6 +121,7 @@ class Tensor {
 
   const kvq_tensor *view() const { return &view_; }
   kvq_tensor &desc() { return view_; }
+  const Bytes &memory() const { return memory_; }
 
   // Packed float32 copy.
   Floats values() const {

@@ -20,6 +20,7 @@ struct Look {
   uint32_t out_dtype = KVQ_DTYPE_F32;
   Lay lay = Lay::packed;
   bool check = true;
+  uint32_t flags = 0;  // of the step
 };
 
 // Results of a step, [layer].
@@ -145,7 +146,7 @@ class Mirror {
       asking.push_back(tokens.empty() ? ids(0, counts[i]) : part(tokens, tokens.size() - counts[i], tokens.size()));
     }
     kvq_step id = 0;
-    ok(kvq_step_begin(cache, seqs.data(), counts.data(), uint32_t(seqs.size()), KVQ_STEP_QUERY_ONLY, &id));
+    ok(kvq_step_begin(cache, seqs.data(), counts.data(), uint32_t(seqs.size()), KVQ_STEP_QUERY_ONLY | look.flags, &id));
     const Seen seen = look_all(id, asking, look, look.check ? &before : nullptr, false);
     ok(kvq_step_end(cache, id, nullptr, nullptr));
     for (kvq_seq seq : seqs) check_lengths(seq);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "half.hpp"
+#include "policy/indicator_rules.h"
 #include "policy/indicators.h"
 #include "random.hpp"
 
@@ -32,20 +33,20 @@ Real cosine(const float *a, const float *b, uint32_t n) {
   return dot / norm(a, n) / norm(b, n);
 }
 
-std::vector<float> hidden_scores(uint32_t kind, const std::vector<std::vector<float>> &layers, uint32_t dim) {
-  std::vector<const float *> pointers;
-  for (const auto &layer : layers) pointers.push_back(layer.data());
-  std::vector<float> scores(layers[0].size() / dim);
-  if (score_hidden(kind, pointers.data(), uint32_t(pointers.size()), scores.size(), dim, scores.data()) != KVQ_OK)
-    FAIL(failure_detail());
-  return scores;
-}
-
-kvq_tensor tensor_of(void *data, uint32_t dtype, int64_t token_stride, int64_t head_stride) {
+kvq_tensor tensor_of(const void *data, uint32_t dtype, int64_t token_stride, int64_t head_stride) {
   kvq_tensor tensor{};
   tensor.struct_size = sizeof tensor;
-  tensor.dtype = dtype, tensor.data = data, tensor.token_stride = token_stride, tensor.head_stride = head_stride;
+  tensor.dtype = dtype, tensor.data = const_cast<void *>(data), tensor.token_stride = token_stride, tensor.head_stride = head_stride;
   return tensor;
+}
+
+std::vector<float> hidden_scores(uint32_t kind, const std::vector<std::vector<float>> &layers, uint32_t dim) {
+  std::vector<kvq_tensor> tensors;
+  for (const auto &layer : layers) tensors.push_back(tensor_of(layer.data(), KVQ_DTYPE_F32, dim, dim));
+  std::vector<float> scores(layers[0].size() / dim);
+  if (score_hidden(kind, tensors.data(), uint32_t(tensors.size()), scores.size(), dim, scores.data()) != KVQ_OK)
+    FAIL(failure_detail());
+  return scores;
 }
 
 }  // namespace
@@ -100,7 +101,7 @@ TEST_CASE("variance of far numbers keeps its digits, and huge numbers do not ove
 
 TEST_CASE("hidden states are refused where they are few, not finite or of an unknown kind") {
   const float good[] = {1, 2}, bad[] = {1, std::numeric_limits<float>::infinity()};
-  const float *two[] = {good, good}, *broken[] = {bad, good};
+  const kvq_tensor fine = tensor_of(good, KVQ_DTYPE_F32, 2, 2), two[] = {fine, fine}, broken[] = {tensor_of(bad, KVQ_DTYPE_F32, 2, 2), fine};
   float score = 42;
   CHECK(score_hidden(KVQ_SCORE_DELTA_NORM, two, 1, 1, 2, &score) == KVQ_E_INVALID);
   CHECK(score_hidden(KVQ_SCORE_NORM, two, 0, 1, 2, &score) == KVQ_E_INVALID);
@@ -137,7 +138,7 @@ TEST_CASE("self-information is the negative log of a softmax") {
   std::vector<uint32_t> targets;
   for (uint32_t t = 0; t < tokens; t++) targets.push_back(uint32_t(random.below(vocab)));
   std::vector<float> scores(tokens);
-  REQUIRE(score_self_information(logits.data(), targets.data(), tokens, vocab, scores.data()) == KVQ_OK);
+  REQUIRE(score_self_information(tensor_of(logits.data(), KVQ_DTYPE_F32, vocab, vocab), targets.data(), tokens, vocab, scores.data()) == KVQ_OK);
   for (uint32_t t = 0; t < tokens; t++) {
     Real sum = 0;
     for (uint32_t i = 0; i < vocab; i++) sum += std::exp(Real(logits[t * vocab + i]));
@@ -149,28 +150,29 @@ TEST_CASE("self-information of near certainty and near impossibility") {
   const float logits[] = {40, 0, -1e5f};
   const uint32_t targets[] = {0, 1, 2};
   float scores[3];
-  for (int i = 0; i < 3; i++) REQUIRE(score_self_information(logits, targets + i, 1, 3, scores + i) == KVQ_OK);
+  const kvq_tensor row = tensor_of(logits, KVQ_DTYPE_F32, 3, 3);
+  for (int i = 0; i < 3; i++) REQUIRE(score_self_information(row, targets + i, 1, 3, scores + i) == KVQ_OK);
   near(scores[0], std::exp(-40.0L));  // log1p(e^-40)
   near(scores[1], 40 + std::exp(-40.0L));
   near(scores[2], 100040);
   const uint32_t beyond = 3;
-  CHECK(score_self_information(logits, &beyond, 1, 3, scores) == KVQ_E_INVALID);
+  CHECK(score_self_information(row, &beyond, 1, 3, scores) == KVQ_E_INVALID);
   const float bad[] = {0, -std::numeric_limits<float>::infinity()};
-  CHECK(score_self_information(bad, targets, 1, 2, scores) == KVQ_E_NONFINITE);
-  CHECK(score_self_information(logits, targets, 1, 0, scores) == KVQ_E_INVALID);
+  CHECK(score_self_information(tensor_of(bad, KVQ_DTYPE_F32, 2, 2), targets, 1, 2, scores) == KVQ_E_NONFINITE);
+  CHECK(score_self_information(row, targets, 1, 0, scores) == KVQ_E_INVALID);
   const float alone = 3;
-  REQUIRE(score_self_information(&alone, targets, 1, 1, scores) == KVQ_OK);
+  REQUIRE(score_self_information(tensor_of(&alone, KVQ_DTYPE_F32, 1, 1), targets, 1, 1, scores) == KVQ_OK);
   CHECK(scores[0] == 0);
 }
 
 TEST_CASE("attention adds up over heads and queries, or not at all") {
   const float weights[] = {1, 0, 0.5f, 0.5f, 0.25f, 0.75f, 0, 1};  // 2 heads, 2 queries, 2 keys
   float scores[] = {10, 20};
-  REQUIRE(score_attention(weights, 2, 2, 2, scores) == KVQ_OK);
+  REQUIRE(score_attention(tensor_of(weights, KVQ_DTYPE_F32, 2, 4), 2, 2, 2, scores) == KVQ_OK);
   CHECK(scores[0] == 11.75f);
   CHECK(scores[1] == 22.25f);
   const float broken[] = {1, 1, std::numeric_limits<float>::quiet_NaN(), 1};
-  CHECK(score_attention(broken, 1, 2, 2, scores) == KVQ_E_NONFINITE);
+  CHECK(score_attention(tensor_of(broken, KVQ_DTYPE_F32, 2, 2), 1, 2, 2, scores) == KVQ_E_NONFINITE);
   CHECK(scores[0] == 11.75f);
 }
 
@@ -178,7 +180,7 @@ TEST_CASE("small weights are not lost among many") {
   const size_t queries = 1 << 22;
   std::vector<float> weights(queries, 1e-3f);
   float score = 0;
-  REQUIRE(score_attention(weights.data(), 1, queries, 1, &score) == KVQ_OK);
+  REQUIRE(score_attention(tensor_of(weights.data(), KVQ_DTYPE_F32, 1, 1), 1, queries, 1, &score) == KVQ_OK);
   near(score, Real(1e-3f) * queries);
 }
 
@@ -193,4 +195,38 @@ TEST_CASE("random scores are the upper 24 bits of splitmix64") {
   CHECK(later[1] == scores[2]);
   score_random(1, 0, 1, later);
   CHECK(later[0] == scores[1]);  // seed + index
+}
+
+TEST_CASE("exp and ln(1 + x) of IEEE operations are right to the last bits") {
+  kvq_test::Random random(7);
+  const auto close = [](double value, Real expected) {
+    INFO(value << " against " << double(expected));
+    CHECK(std::abs(Real(value) - expected) <= 5e-16L * std::abs(expected));
+  };
+  for (int i = 0; i < 20000; i++) {
+    const double x = -std::exp(8 * random.normal() - 4);
+    if (x >= -700) close(score_exp(x), std::exp(Real(x)));
+    const double y = std::exp(12 * random.normal());
+    close(score_log1p(y), std::log1p(Real(y)));
+  }
+  CHECK(score_exp(0) == 1);
+  CHECK(score_exp(-1e300) == 0);
+  CHECK(score_log1p(0) == 0);
+  close(score_log1p(1), std::log(2.0L));
+}
+
+TEST_CASE("scores of half precision are those of the same numbers in fp32") {
+  const float values[] = {1.5f, -2, 0.25f, 3};
+  const uint16_t half[] = {0x3e00, 0xc000, 0x3400, 0x4200}, brain[] = {0x3fc0, 0xc000, 0x3e80, 0x4040};
+  const double wide[] = {1.5, -2, 0.25, 3};
+  float expected[2];
+  const kvq_tensor exact = tensor_of(values, KVQ_DTYPE_F32, 2, 2);
+  REQUIRE(score_hidden(KVQ_SCORE_VARIANCE, &exact, 1, 2, 2, expected) == KVQ_OK);
+  const kvq_tensor others[] = {tensor_of(half, KVQ_DTYPE_F16, 2, 2), tensor_of(brain, KVQ_DTYPE_BF16, 2, 2), tensor_of(wide, KVQ_DTYPE_F64, 2, 2)};
+  for (const kvq_tensor &other : others) {
+    float scores[2];
+    REQUIRE(score_hidden(KVQ_SCORE_VARIANCE, &other, 1, 2, 2, scores) == KVQ_OK);
+    CHECK(scores[0] == expected[0]);
+    CHECK(scores[1] == expected[1]);
+  }
 }

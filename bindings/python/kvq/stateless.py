@@ -166,14 +166,14 @@ SCORES = {"delta-norm": 0, "cosine-delta": 1, "norm": 2, "variance": 3}
 def scores_hidden(kind, hidden):
     """Scores from hidden states: kind "delta-norm", "cosine-delta", "norm" or "variance".
 
-    hidden: list of float32 [tokens, dim], one per layer, ascending; the delta kinds use all, the others the last.  -> [tokens]
+    hidden: list of [tokens, dim], one per layer, ascending; the delta kinds use all, the others the last.  -> [tokens]
     """
-    hidden = [np.ascontiguousarray(h, np.float32) for h in hidden]
-    shape = hidden[0].shape if hidden else (0, 0)
-    if len(shape) != 2 or any(h.shape != shape for h in hidden):
+    hidden = [rows(h, False, "hidden") for h in hidden]
+    tokens, _, dim = hidden[0].shape if hidden else (0, 1, 1)
+    if any(h.shape != (tokens, 1, dim) for h in hidden):
         raise ValueError("every layer of hidden must have the same shape [tokens, dim]")
-    scores = np.empty(shape[0], np.float32)
-    capi.kvq_scores_hidden(choice(SCORES, kind, "kind"), hidden, *shape, scores)
+    scores = np.empty(tokens, np.float32)
+    capi.kvq_scores_hidden(choice(SCORES, kind, "kind"), hidden, tokens, dim, scores, None)
     return scores
 
 
@@ -184,34 +184,35 @@ def scores_norms(layers, bf16=False):
         raise ValueError("every layer must have the same shape [tokens, heads, dim]")
     tokens, heads, dim = layers[0].shape if layers else (0, 0, 0)
     scores = np.empty(tokens, np.float32)
-    capi.kvq_scores_norms(layers, tokens, heads, dim, scores)
+    capi.kvq_scores_norms(layers, tokens, heads, dim, scores, None)
     return scores
 
 
 def scores_self_information(logits, targets):
-    """-ln p(token | before): logits float32 [tokens, vocab], row i predicting targets[i].  -> [tokens]"""
-    logits = np.ascontiguousarray(logits, np.float32)
+    """-ln p(token | before): logits [tokens, vocab], row i predicting targets[i].  -> [tokens]"""
+    logits = np.asarray(logits)
     if logits.ndim != 2:
         raise ValueError(f"logits has shape {logits.shape}, must be [tokens, vocab]")
     targets = vector(targets, np.uint32, len(logits), "targets")
     scores = np.empty(len(logits), np.float32)
-    capi.kvq_scores_self_information(logits, targets, *logits.shape, scores)
+    capi.kvq_scores_self_information(rows(logits, False, "logits"), targets, *logits.shape, scores, None)
     return scores
 
 
 def scores_attention(weights, scores=None):
-    """Accumulated attention: scores plus the attention that each key receives; weights float32 [heads, queries, keys].  -> [keys]"""
-    weights = np.ascontiguousarray(weights, np.float32)
+    """Accumulated attention: scores plus the attention that each key receives; weights [heads, queries, keys].  -> [keys]"""
+    weights = np.asarray(weights)
     if weights.ndim != 3:
         raise ValueError(f"weights has shape {weights.shape}, must be [heads, queries, keys]")
-    given = vector(scores, np.float32, weights.shape[2], "scores")
-    total = np.zeros(weights.shape[2], np.float32) if given is None else given.copy()
-    capi.kvq_scores_attention(weights, *weights.shape, total)
+    heads, queries, keys = weights.shape
+    given = vector(scores, np.float32, keys, "scores")
+    total = np.zeros(keys, np.float32) if given is None else given.copy()
+    capi.kvq_scores_attention(rows(weights.transpose(1, 0, 2), False, "weights", heads), heads, queries, keys, total, None)
     return total
 
 
 def scores_random(seed, first, n_tokens):
     """Random scores of tokens first, first + 1, ...: the same for the same seed on every machine.  -> [n_tokens]"""
     scores = np.empty(n_tokens, np.float32)
-    capi.kvq_scores_random(seed, first, n_tokens, scores)
+    capi.kvq_scores_random(seed, first, n_tokens, 0, scores, None)
     return scores
