@@ -11,6 +11,7 @@ constexpr FusedKernel books(Code code) {
 constexpr FusedKernel kBooks[] = {
     books<8, 1, 3>(Code::book3), books<8, 1, 2>(Code::book2), books<8, 1, 4>(Code::book4),
     books<8, 2, 3>(Code::book3), books<8, 2, 2>(Code::book2), books<8, 2, 4>(Code::book4),
+    books<8, 4, 3>(Code::book3), books<8, 4, 2>(Code::book2),
     books<4, 1, 3>(Code::book3), books<4, 1, 2>(Code::book2), books<4, 1, 4>(Code::book4),
     books<4, 2, 3>(Code::book3), books<4, 2, 2>(Code::book2), books<4, 2, 4>(Code::book4),
     books<16, 1, 3>(Code::book3), books<16, 1, 2>(Code::book2), books<16, 1, 4>(Code::book4),

@@ -181,7 +181,8 @@ __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, co
   uint16_t *page = static_cast<uint16_t *>(to.page);
   for (uint32_t i = threadIdx.x; i < shape.dim_k + shape.dim_v; i += blockDim.x) {
     const uint32_t tensor = i >= shape.dim_k, channel = tensor ? i - shape.dim_k : i, dim = tensor ? shape.dim_v : shape.dim_k;
-    const DeviceTensor &x = tensor ? v : k;
+    DeviceTensor x = k;
+    if (tensor) x = v;
     const float value = load_element(x, int64_t(token) * x.token_stride + int64_t(head) * x.head_stride + channel);
     page[shape.row(head, tensor, to.row) + raw_place(dim, channel)] = enter(value, bad_key(token, tensor, head, channel), findings);
   }

@@ -591,7 +591,7 @@ bool cuda_reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, u
   return cuda::reads_fused(shape, k, v, page_tokens, bmax, unit);
 }
 
-std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device) {
+std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device, const char *) {
   auto backend = make_shared_in<cuda::CudaBackend>(memory, memory, device);
   if (backend->prepare() != KVQ_OK) throw DeviceFailure("opening the device", failure_detail());
   return backend;

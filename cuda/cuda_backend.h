@@ -15,7 +15,7 @@ uint32_t cuda_devices(char *path, size_t path_size, char *reason, size_t reason_
 Status check_cuda(uint32_t device, std::span<const LayerShape> shapes);
 // Is attention on pages of these codecs fused?  bmax, unit: of the policy that gives K its widths, in bits and pairs.
 bool cuda_reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit);
-std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device);  // throws DeviceFailure
+std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device, const char *path);  // throws DeviceFailure; there is one path
 
 // Token scores in device memory.  Nothing waits: the score of a token with an element that is not finite, or with a target beyond the
 // vocabulary, is NaN.

@@ -41,6 +41,7 @@ struct CodeTraits {
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
   static constexpr bool kAffine = false;    // rows have a zero
   static constexpr bool kFromOne = false;   // digit d is level d - 1
+  static constexpr bool kNested = false;    // values: registers may hold quotients (nested)
   // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
   __device__ static constexpr int nested(int) { return 0; }
   // Values: registers of y are this many times their codes.
@@ -185,7 +186,7 @@ struct Crumbs : CodeTraits {
 template <int L, bool kTable, bool kQuotients>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
-  static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3;
+  static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
   static constexpr DigitShape kRadix = digits_of(L);
   static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
   __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L : 0; }

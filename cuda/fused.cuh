@@ -452,21 +452,37 @@ struct GroupKeys {
 
 // ---- values
 
+// Sums of a tile go to the outputs: of a unit at once, or, where registers hold quotients, behind the last.
 template <class Code, int U, int N>
 struct ValueSums {
   const uint32_t (&b)[N][4];
-  int sum[N][2 * U];  // by y
+  const float (&unit_of)[N];  // of a level
+  Soft<U> (&soft)[N];
+  int sum[Code::kNested ? N : 1][2 * U];  // by y
+
+  __device__ __forceinline__ void add_output(int n, int y, int value) {
+    soft[n].o[y] = fmaf(float(value), unit_of[n] * (1.0f / float(Code::weight(y))), soft[n].o[y]);
+  }
   __device__ __forceinline__ void unit(int m, const uint32_t (&r)[8]) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       int acc[4] = {};
       multiply_weights<Code::kUnsigned>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
       multiply_weights<Code::kUnsigned>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
-      sum[n][2 * m] = acc[0] * 256 + acc[1];
-      sum[n][2 * m + 1] = acc[2] * 256 + acc[3];
+      const int even = acc[0] * 256 + acc[1], odd = acc[2] * 256 + acc[3];
+      if constexpr (Code::kNested)
+        sum[n][2 * m] = even, sum[n][2 * m + 1] = odd;
+      else
+        add_output(n, 2 * m, even), add_output(n, 2 * m + 1, odd);
     }
   }
   __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int n = 0; n < N && Code::kNested; n++)
+#pragma unroll
+      for (int y = 0; y < 2 * U; y++) add_output(n, y, Code::nested(y) ? sum[n][y] - Code::nested(y) * sum[n][y + 1] : sum[n][y]);
+  }
 };
 
 // Weights p * scale of a tile.
@@ -482,19 +498,12 @@ __device__ __forceinline__ void weigh(const RowClass &rows, const float (&s)[8],
 
 template <class Code, int U, int N>
 __device__ __forceinline__ void add_values(const Lane &me, const RowClass &rows, const uint8_t *codes, const uint32_t (&b)[N][4],
-                                           const float (&units)[N], Soft<U> (&soft)[N]) {
-  ValueSums<Code, U, N> sums{b};
+                                           float (&units)[N], Soft<U> (&soft)[N]) {
+#pragma unroll
+  for (int n = 0; n < N && !Code::kAffine; n++) units[n] *= rows.scale;
+  ValueSums<Code, U, N> sums{b, units, soft};
   Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    const float unit = Code::kAffine ? units[n] : units[n] * rows.scale;
-#pragma unroll
-    for (int y = 0; y < 2 * U; y++) {
-      int sum = sums.sum[n][y];
-      if (Code::nested(y)) sum -= Code::nested(y) * sums.sum[n][y + 1];
-      soft[n].o[y] = fmaf(float(sum), unit * (1.0f / float(Code::weight(y))), soft[n].o[y]);
-    }
-  }
+  sums.finish();
 }
 
 __device__ __forceinline__ float lanes_max(float x) {  // over r

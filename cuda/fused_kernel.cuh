@@ -11,7 +11,7 @@ namespace kvq::cuda {
 // Warps of the largest block: a warp's registers grow with the head dimension and the rows, and some codes take more.
 template <int U, int N, class First>
 constexpr uint32_t max_warps() {
-  constexpr uint32_t kAll = 16 / (N * (U > 8 ? U / 8 : 1));
+  constexpr uint32_t kAll = N > 1 || U > 8 ? 8 : 16;
   return First::kWarps < kAll ? First::kWarps : kAll;
 }
 

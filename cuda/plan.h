@@ -13,7 +13,7 @@ struct Processors {
 };
 
 constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
-constexpr uint32_t kMostItemRows = 8;
+constexpr uint32_t kMostItemRows = 16;
 constexpr uint32_t kRawKind = 2;
 constexpr uint32_t kMaxSplits = 64;  // items that share the pages of a sequence
 

@@ -14,6 +14,7 @@ StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
     : plans(arena), tables(arena), partials(arena), tickets(arena), sinks(arena), images(arena), ready(memory), launches(memory), first_launch(memory), host(memory) {}
 
 constexpr size_t kBehindPlans = 65536;
+constexpr uint32_t kInvariantTiles = 64, kInvariantWarps = 4;  // of an item of an invariant step: good for many sequences
 
 void StepState::reserve(std::span<const LayerShape> shapes, const Processors &processors) {
   uint32_t dim = 0;
@@ -28,8 +29,8 @@ namespace {
 
 // Collects the tables of a step.
 //
-// A layer's sequences share one launch, but for those with many new tokens (prompt.h).  In an invariant step each is planned as if it were alone, and those share a launch that ask
-// for the same: what else a result depends on (the splits, the warps of a block) is the sequence's own.
+// A layer's sequences share one launch, but for those with many new tokens (prompt.h).  In an invariant step each is planned by
+// itself, with splits and blocks of a fixed size, and those share a launch that ask for the same.
 class Planner {
  public:
   Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state, bool takes_prompts)
@@ -140,7 +141,7 @@ void Planner::add_layer(uint32_t layer) {
   const uint32_t first = uint32_t(state_.launches.size());
   state_.first_launch.push_back(first);
   launch_.assign(n, first);
-  if (source_.invariant() && n > 1)
+  if (source_.invariant() && n > 0)
     for (size_t s = 0; s < n; s++) join(layer, s, choose(layer, s, s + 1));
   else if (n > 0 || all == 0)
     state_.launches.push_back(choose(layer, 0, n));
@@ -262,8 +263,8 @@ void Planner::choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunc
     rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
   }
   if (shape.dim_k != shape.dim_v) return;
-  if (rows > kRows) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], 2);
-  if (!launch->kernel) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], 1);
+  for (uint32_t row_blocks = kMostItemRows / kRows; row_blocks > 0 && !launch->kernel; row_blocks /= 2)
+    if (row_blocks == 1 || rows > kRows * row_blocks / 2) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], row_blocks);
   if (!launch->kernel) return;
   launch->item_rows = kRows * launch->kernel->row_blocks;
   order_classes(begin, end, *launch->kernel);
@@ -295,6 +296,7 @@ void Planner::choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles)
   if (!launch->kernel) return;
   double least = 0;
   for (const uint32_t warps : {16u, 8u, 4u, 3u}) {
+    if (source_.invariant() && warps != kInvariantWarps) continue;
     const BlockShape shape = block_shape(processors_, launch->kernel->limits, launch->stage_bytes, warps);
     const double cost = block_cost(processors_, shape, items, tiles);
     if (launch->shape.warps == 0 || cost < least) launch->shape = shape, least = cost;
@@ -307,13 +309,14 @@ void Planner::choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles)
 void Planner::choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch) {
   const uint32_t heads = shapes_[layer].kv_heads;
   uint32_t page_tiles = 1;
-  uint64_t work = 0, items = 0;  // work: pages
+  uint64_t work = 0, items = 0;  // work and share (of an item): pages
   for (size_t s = begin; s < end; s++) {
     work += uint64_t(blocks(layer, sequences_[s], *launch)) * heads * sequences_[s].pages;
     for (const CudaPageFormat *format : formats_[s].format)
       if (format) page_tiles = std::max(page_tiles, format->page_tokens / kTile);
   }
-  const uint64_t share = std::max<uint64_t>((8 + page_tiles - 1) / page_tiles, (work + processors_.count - 1) / processors_.count);  // pages of an item
+  const auto pages_of = [&](uint32_t tiles) { return std::max<uint64_t>(1, tiles / page_tiles); };
+  const uint64_t share = source_.invariant() ? pages_of(kInvariantTiles) : std::max(pages_of(8), (work + processors_.count - 1) / processors_.count);
   for (size_t s = begin; s < end; s++) {
     SequenceEntry &entry = sequences_[s];
     entry.splits = uint32_t(std::clamp<uint64_t>(entry.pages / share, 1, kMaxSplits));

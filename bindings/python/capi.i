@@ -162,11 +162,13 @@ static void raise_status(int32_t status) {
 %sized(kvq_backend_info)
 %sized(kvq_support)
 
-// The setter stores a copy; it is called once, and the destructor frees the copy.
+// The setters store copies; they are called once, and the destructor frees the copies.
 %warnfilter(451) kvq_config::recipe;
+%warnfilter(451) kvq_config::path;
 %extend kvq_config {
   ~kvq_config() {
     free((void *)self->recipe);
+    free((void *)self->path);
     free(self);
   }
 }

@@ -172,6 +172,7 @@ typedef struct kvq_config {
   void *log_user;
   void (*log)(void *user, int32_t level, const char *message); /* NULL: silent.  Called by the thread that makes the call */
   const kvq_recipe_data *recipe_data; /* NULL: none.  chanmix and pmkvq need theirs */
+  const char *path; /* CPU: one of kvq_backend_info.paths; NULL: the best, or what the environment variable KVQ_CPU names */
 } kvq_config;
 
 /* A strided tensor [token][head][channel]; channels are contiguous, and data is aligned to its elements.  Its sizes follow from the
@@ -212,8 +213,7 @@ typedef struct kvq_attend_options {
   uint32_t head_count;  /* 0: all heads; head_first must be 0 then */
 } kvq_attend_options;
 
-/* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0.  Tokens that drop-tokens has
- * dropped count as packed. */
+/* Lengths of a sequence in tokens: total = sinks + packed + tail.  Before its first commit packed is 0.  Dropped tokens are packed. */
 typedef struct kvq_lengths {
   uint32_t struct_size;
   uint32_t committed;   /* 1 after the first commit */
@@ -254,6 +254,7 @@ typedef struct kvq_backend_info {
   char name[32];           /* "cpu", "cuda" */
   char path[64];           /* the code path that would run, e.g. "portable" */
   char reason[192];        /* why it is not available; empty if it is */
+  char paths[64];          /* CPU: the code paths that run here, best first, with spaces between them */
 } kvq_backend_info;
 
 #define KVQ_PATH_NONE 0   /* kvq_create refuses the configuration */
@@ -294,11 +295,10 @@ KVQ_API const char *kvq_recipe_preset(uint32_t index);
 /* Resolve a recipe for a geometry and print it in full.
  *
  * A recipe is a preset name, or fields "k=CODEC;v=CODEC;sinks=N;recent=N;block=N;policy=NAME(key=value,...)" in any order, or a
- * preset name followed by fields that replace its own, e.g. "kvq-2;sinks=4".  CODEC is the text of section 5; masks and width
- * lists that the policy fills are left out, and group=D stands for the head dimension.  Ratios are p/q.  kvq_recipe_data is no
- * part of the text, and not needed here.
- * "policy=drop-tokens(r=p/q)" is no compression but a control: scores and turns are SemKV's, the tokens chosen stay in fp16, and the
- * others are gone.  They still count in lengths and positions; attention does not see them, and their exported values are NaN.
+ * preset name followed by fields that replace its own, e.g. "kvq-2;sinks=4".  CODEC is the text of section 5; masks and width lists
+ * that the policy fills are left out, group=D stands for the head dimension, ratios are p/q.  kvq_recipe_data is no part of the text.
+ * "policy=drop-tokens(r=p/q)" is a control, no compression: scores and turns are SemKV's, chosen tokens stay in fp16, the others are
+ * gone.  They count in lengths and positions; attention does not see them, and their exported values are NaN.
  *
  * In: text; layers [n_layers] (as in kvq_config, all of one struct_size).
  * Out: buf: the canonical text, that parses to the same recipe.
@@ -378,7 +378,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
 
 #define KVQ_STEP_QUERY_ONLY 1u    /* nothing is appended: the queries are those of the newest new_tokens[i] tokens that are there */
 #define KVQ_STEP_DEVICE_SCORES 2u /* `scores` of kvq_step_end lies in device memory, written on the stream of the step's newest call */
-#define KVQ_STEP_INVARIANT 4u     /* results of a sequence are the bits of a step of it alone, as they always are on the CPU */
+#define KVQ_STEP_INVARIANT 4u     /* results of a sequence do not depend on the others by a bit, as they never do on the CPU */
 
 /* Begin a step: reserve all memory that it needs, for all sequences or for none.
  *
@@ -390,7 +390,7 @@ KVQ_API int32_t kvq_prefill_commit(kvq_cache *cache, kvq_seq seq, const kvq_pref
  * step has ended, a sequence whose kept tokens had one in K, V or Q, and no other, is marked with the position of the first.  Calls on it
  * are refused (NONFINITE) but kvq_seq_length, kvq_seq_remove, truncating to at most that position, which clears the mark, and such forks.
  *
- * INVARIANT on CUDA: work is shared out for each sequence alone, slower for many short ones; UNSUPPORTED once a graph captured calls.
+ * INVARIANT on CUDA: sequences are cut into shares of one size, which a few short ones pay for; UNSUPPORTED once a graph captured calls.
  * A QUERY_ONLY step changes nothing and does not hold its sequences: between its calls they may take chunks of a prompt, other steps
  * and the rest (prompt attention chunk by chunk).  Each attend sees the tokens that the layer has at that moment.
  * In: seqs [n_seqs], new_tokens [n_seqs], flags KVQ_STEP_*; n_seqs may be 0.  Out: *step.

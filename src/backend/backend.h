@@ -91,7 +91,7 @@ struct StepSource {
   virtual ~StepSource() = default;
   virtual size_t sequences() const = 0;
   virtual uint32_t tokens(size_t sequence) const = 0;  // new ones: rows of the step's tensors, in the order of the sequences
-  virtual bool invariant() const = 0;  // results of a sequence must be the bits of a step of this sequence alone
+  virtual bool invariant() const = 0;  // results of a sequence must not depend on the others, in any bit
   virtual bool stores(uint32_t layer) const = 0;
   virtual uint64_t length(size_t sequence, uint32_t layer) const = 0;  // with the new tokens
   virtual PageList pages(size_t sequence, uint32_t layer) const = 0;

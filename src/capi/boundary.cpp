@@ -124,6 +124,7 @@ Status read_config(const kvq_config *in, ConfigParts *out) {
   KVQ_TRY(check_device(read.backend, read.device, {}));
   KVQ_TRY(read_layers(read.layers, read.n_layer_structs, read.n_layers, &out->shapes));
   KVQ_TRY(check_device(read.backend, read.device, out->shapes));
+  KVQ_TRY(check_path(read.backend, read.path));
   if (read.n_threads > kMaxThreads) return fail(KVQ_E_INVALID, "n_threads=%u is above %u", read.n_threads, kMaxThreads);
   if (read.n_callers > kMostCallers) return fail(KVQ_E_INVALID, "n_callers=%u is above %u", read.n_callers, kMostCallers);
   if (read.allocator) KVQ_TRY(check_allocator(read.allocator, &out->allocator));
@@ -134,7 +135,7 @@ Status read_config(const kvq_config *in, ConfigParts *out) {
                  data, cpu ? read.n_threads : read.device,
                  read.n_callers ? read.n_callers : 1, read.max_sequences, read.max_bytes,
                  read.max_tokens, read.allocator ? &out->allocator : nullptr,
-                 read.log_user, read.log};
+                 read.log_user, read.log, read.path};
   return KVQ_OK;
 }
 

@@ -61,6 +61,7 @@ int32_t kvq_backend_query(uint32_t index, kvq_backend_info *info) {
     std::snprintf(out.name, sizeof out.name, "%s", device.name);
     std::snprintf(out.path, sizeof out.path, "%s", device.path);
     std::snprintf(out.reason, sizeof out.reason, "%s", device.reason);
+    std::snprintf(out.paths, sizeof out.paths, "%s", device.paths);
     write_struct(out, info);
     return KVQ_OK;
   });

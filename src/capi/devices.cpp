@@ -1,6 +1,7 @@
 #include "capi/devices.h"
 
 #include <cstdio>
+#include <cstring>
 
 #include "cpu/cpu_backend.h"
 #if KVQ_WITH_CUDA
@@ -15,6 +16,11 @@ DeviceInfo describe_backend(uint32_t backend) {
     info.devices = 1;
     info.name = "cpu";
     std::snprintf(info.path, sizeof info.path, "%s", cpu_path_name());
+    const char *paths[kMostPaths + 1];
+    cpu_paths(paths);
+    size_t used = 0;
+    for (const char *const *path = paths; *path; path++)
+      used += size_t(std::snprintf(info.paths + used, sizeof info.paths - used, used ? " %s" : "%s", *path));
     return info;
   }
   info.name = "cuda";
@@ -34,6 +40,16 @@ Status check_device(uint32_t backend, uint32_t device, [[maybe_unused]] std::spa
 #else
   return fail(KVQ_E_UNSUPPORTED, "backend=CUDA: this build has no CUDA backend");
 #endif
+}
+
+Status check_path(uint32_t backend, const char *path) {
+  if (!path) return KVQ_OK;
+  if (backend != KVQ_BACKEND_CPU) return fail(KVQ_E_INVALID, "path='%.40s': only the CPU has paths to choose from", path);
+  const char *paths[kMostPaths + 1];
+  cpu_paths(paths);
+  for (const char *const *known = paths; *known; known++)
+    if (std::strcmp(*known, path) == 0) return KVQ_OK;
+  return fail(KVQ_E_UNSUPPORTED, "path='%.40s' is none of those that run here: %s", path, describe_backend(backend).paths);
 }
 
 size_t first_decoded_layer([[maybe_unused]] uint32_t backend, std::span<const LayerShape> shapes, [[maybe_unused]] const Recipe &recipe) {

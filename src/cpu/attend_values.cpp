@@ -70,7 +70,7 @@ struct Share {
 };
 
 // Whether the errors of a row's weights could show in what it has collected.
-bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights &weights, float tokens, const Share &share) {
+inline bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights &weights, float tokens, const Share &share) {
   if (run.precise) return true;
   Doubt &doubt = run.slice.doubt[row];
   const float step = weights.scale[row], each = step * step * tokens / 12.0f;

@@ -17,7 +17,7 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Memory *memory, uint32_t n_threads) : memory_(memory), kernels_(select_kernels()), loops_(select_loops()), pages_(memory), pool_(memory, n_threads) {}
+  CpuBackend(Memory *memory, uint32_t n_threads, const char *path) : memory_(memory), kernels_(*select_kernels(path)), loops_(select_loops()), pages_(memory), pool_(memory, n_threads) {}
 
   uint32_t raw_page_tokens() const override { return kRawTokens; }
   size_t raw_page_bytes(const LayerShape &shape) const override {
@@ -209,10 +209,17 @@ Status CpuBackend::attend(const AttendCall &call, Workspace *workspace) {
 }  // namespace
 }  // namespace cpu
 
-std::shared_ptr<Backend> make_cpu_backend(Memory *memory, uint32_t n_threads) {
-  return make_shared_in<cpu::CpuBackend>(memory, memory, n_threads);
+std::shared_ptr<Backend> make_cpu_backend(Memory *memory, uint32_t n_threads, const char *path) {
+  return make_shared_in<cpu::CpuBackend>(memory, memory, n_threads, path);
 }
 
-const char *cpu_path_name() { return cpu::select_kernels().name; }
+const char *cpu_path_name() { return cpu::select_kernels(nullptr)->name; }
+
+void cpu_paths(const char *(&names)[kMostPaths + 1]) {
+  uint32_t n = 0;
+  for (const cpu::Kernels *kernels : cpu::usable_kernels().best_first)
+    if (kernels) names[n++] = kernels->name;
+  names[n] = nullptr;
+}
 
 }  // namespace kvq

@@ -40,16 +40,19 @@ bool has_neon() { return false; }
 
 }  // namespace
 
-const Kernels &select_kernels() {
-  // Best first.
-  const Kernels *const tables[] = {has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr,
-                                   has_avx2() ? kernels_avx2 : nullptr, has_neon() ? kernels_neon : nullptr, &kernels_portable};
-  if (const char *wanted = std::getenv("KVQ_CPU"))
-    for (const Kernels *table : tables)
-      if (table && std::strcmp(table->name, wanted) == 0) return *table;
-  for (const Kernels *table : tables)
-    if (table) return *table;
-  return kernels_portable;
+UsableKernels usable_kernels() {
+  return {{has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr, has_avx2() ? kernels_avx2 : nullptr,
+           has_neon() ? kernels_neon : nullptr, &kernels_portable}};
+}
+
+const Kernels *select_kernels(const char *name) {
+  const UsableKernels usable = usable_kernels();
+  const char *wanted = name ? name : std::getenv("KVQ_CPU");
+  for (const Kernels *table : usable.best_first)
+    if (table && wanted && std::strcmp(table->name, wanted) == 0) return table;
+  for (const Kernels *table : usable.best_first)
+    if (table && !name) return table;
+  return nullptr;
 }
 
 }  // namespace kvq::cpu

@@ -162,8 +162,13 @@ extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
 extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_neon;
 
-// The best table for this processor, or the one that the environment variable KVQ_CPU names (portable, avx2, avxvnni, avx512, neon) if it
-// runs here.
-const Kernels &select_kernels();
+// The tables that run here; null: one that does not.
+struct UsableKernels {
+  const Kernels *best_first[5];
+};
+UsableKernels usable_kernels();
+// The table of this name (portable, avx2, avxvnni, avx512, neon); null if it does not run here.  No name: that of the environment variable
+// KVQ_CPU if it runs here, or else the best.
+const Kernels *select_kernels(const char *name);
 
 }  // namespace kvq::cpu

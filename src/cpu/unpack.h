@@ -139,7 +139,7 @@ KVQ_INLINE void unpack_tail(const Packing &packing, const uint8_t *shared, const
     uint32_t bit = packing.tail_bit, f = 0;
     for (; f + packing.short_fields < packing.tail_fields; f++, bit += S::kBits)
       put_field<S, MAP>(sink, f, part, shared_field(shared, bit, S::kBits));
-    const uint32_t bits = S::kDigits > 1 ? kShortBits[packing.scheme][packing.last_digits] : 0;
+    const uint32_t bits = packing.short_fields ? kShortBits[packing.scheme][packing.last_digits] : 0;
     for (; f < packing.tail_fields; f++, bit += bits)
       put_digits<S, MAP>(sink, f, part, mask_low(shared_field(shared, bit, bits), bits), packing.last_digits, bits);
   }

@@ -88,7 +88,7 @@ KVQ_INLINE RowSums round_row(const Quantize &q, uint32_t r, uint32_t first, uint
     sums.total += whole;
     if (!EXP) sums.products += v;
     sums.left += wanted - (shifted - kRound);
-    if (doubt) sums.power += v * v * load_some(doubt + i, q.n - i);
+    if (doubt) sums.power += v * v * (EXP ? load<VFloat>(doubt + i) : load_some(doubt + i, q.n - i));
   }
   return sums;
 }

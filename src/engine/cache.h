@@ -16,8 +16,8 @@
 
 namespace kvq {
 
-// What the number means is the backend's: threads (CPU), ordinal of the device (CUDA).
-using BackendFactory = std::shared_ptr<Backend> (*)(Memory *memory, uint32_t number);
+// What the number means is the backend's: threads (CPU), ordinal of the device (CUDA); path: kvq_config.path.
+using BackendFactory = std::shared_ptr<Backend> (*)(Memory *memory, uint32_t number, const char *path);
 
 // kvq_config, translated.
 struct CacheConfig {
@@ -30,6 +30,7 @@ struct CacheConfig {
   const kvq_allocator *allocator;
   void *log_user;
   void (*log)(void *user, int32_t level, const char *message);
+  const char *path;  // or nullptr
 };
 
 // A chunk of a prompt.  layer == KVQ_ALL_LAYERS: no tokens, only `final`.

@@ -20,7 +20,7 @@
 namespace {
 
 struct Shape {
-  uint32_t batch, context, q_heads, kv_heads, dim, new_tokens;
+  uint32_t batch, context, q_heads, kv_heads, dim, new_tokens, flags;
 };
 
 class Subject {
@@ -43,16 +43,16 @@ class Subject {
 
   double commit_seconds = 0, host_attend_us = 0, host_begin_us = 0, host_begin_again_us = 0;
 
-  // Microseconds of one layer's attention, median over replays of a graph of all layers.
+  // Microseconds of one layer's attention, median over replays of a graph of all layers; of an INVARIANT step, over its calls.
   double time() {
     const std::vector<uint32_t> counts(shape_.batch, shape_.new_tokens);
     kvq_step step = 0;
     const auto begin = std::chrono::steady_clock::now();
-    check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY, &step));
+    check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY | shape_.flags, &step));
     host_begin_us = since(begin);
     check(kvq_step_abort(cache_, step));
     const auto again = std::chrono::steady_clock::now();
-    check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY, &step));
+    check(kvq_step_begin(cache_, seqs_.data(), counts.data(), shape_.batch, KVQ_STEP_QUERY_ONLY | shape_.flags, &step));
     host_begin_again_us = since(again);
     DeviceRows q(size_t(shape_.batch) * shape_.new_tokens * shape_.q_heads * shape_.dim);
     q.fill(99, 1.0f);
@@ -62,26 +62,37 @@ class Subject {
     out.memory = KVQ_MEMORY_DEVICE, out.data = out_;
     check(kvq_attend(cache_, step, 0, &query, &out, nullptr, nullptr, stream_));
     check(cudaStreamSynchronize(stream_));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    const auto launch = std::chrono::steady_clock::now();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
     const uint32_t calls = std::max(layers_, 8u);
-    for (uint32_t i = 0; i < calls; i++) check(kvq_attend(cache_, step, i % layers_, &query, &out, nullptr, nullptr, stream_));
-    host_attend_us = since(launch) / calls;
-    check(cudaStreamEndCapture(stream_, &graph));
-    check(cudaGraphInstantiate(&exec, graph, 0));
+    const auto attend = [&] {
+      for (uint32_t i = 0; i < calls; i++) check(kvq_attend(cache_, step, i % layers_, &query, &out, nullptr, nullptr, stream_));
+    };
+    if (!shape_.flags) {
+      check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+      const auto launch = std::chrono::steady_clock::now();
+      attend();
+      host_attend_us = since(launch) / calls;
+      check(cudaStreamEndCapture(stream_, &graph));
+      check(cudaGraphInstantiate(&exec, graph, 0));
+    }
     cudaEvent_t from, to;
     check(cudaEventCreate(&from)), check(cudaEventCreate(&to));
     std::vector<double> us;
     for (int i = 0; i < 23; i++) {
-      check(cudaEventRecord(from, stream_)), check(cudaGraphLaunch(exec, stream_)), check(cudaEventRecord(to, stream_));
+      check(cudaEventRecord(from, stream_));
+      if (exec)
+        check(cudaGraphLaunch(exec, stream_));
+      else
+        attend();
+      check(cudaEventRecord(to, stream_));
       check(cudaEventSynchronize(to));
       float ms = 0;
       check(cudaEventElapsedTime(&ms, from, to));
       if (i >= 2) us.push_back(ms * 1e3 / calls);
     }
-    cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaEventDestroy(from), cudaEventDestroy(to);
+    if (exec) cudaGraphExecDestroy(exec), cudaGraphDestroy(graph);
+    cudaEventDestroy(from), cudaEventDestroy(to);
     result_.resize(q.n), query_.resize(q.n);
     check(kvq_attend(cache_, step, 0, &query, &out, nullptr, nullptr, stream_));
     check(cudaStreamSynchronize(stream_));
@@ -175,10 +186,11 @@ void measure(const std::string &recipe, const Shape &shape) {
   const double us = subject.time(), page_bytes = subject.page_bytes();
   const double error = shape.context <= 32768 ? subject.error() : -1;
   const double tokens = double(shape.batch) * shape.context * shape.kv_heads;
-  std::printf("{\"recipe\": \"%s\", \"batch\": %u, \"context\": %u, \"q_heads\": %u, \"kv_heads\": %u, \"dim\": %u, \"new_tokens\": %u, "
+  std::printf("{\"recipe\": \"%s\", \"batch\": %u, \"context\": %u, \"q_heads\": %u, \"kv_heads\": %u, \"dim\": %u, \"new_tokens\": %u, \"invariant\": %s, "
               "\"microseconds\": %.2f, \"bytes_per_token_head\": %.2f, \"terabytes_per_second\": %.3f, \"error\": %.2e, "
               "\"commit_seconds\": %.3f, \"commit_gigabytes_per_second\": %.1f, \"host_attend_us\": %.2f, \"host_begin_us\": %.1f, \"host_begin_again_us\": %.1f}\n",
-              recipe.c_str(), shape.batch, shape.context, shape.q_heads, shape.kv_heads, shape.dim, shape.new_tokens, us, page_bytes / tokens,
+              recipe.c_str(), shape.batch, shape.context, shape.q_heads, shape.kv_heads, shape.dim, shape.new_tokens,
+              shape.flags ? "true" : "false", us, page_bytes / tokens,
               page_bytes / us * 1e-6, error, subject.commit_seconds, tokens * layers * 4 * shape.dim / subject.commit_seconds * 1e-9,
               subject.host_attend_us, subject.host_begin_us, subject.host_begin_again_us);
   std::fflush(stdout);
@@ -186,12 +198,12 @@ void measure(const std::string &recipe, const Shape &shape) {
 
 }  // namespace
 
-// kvq-bench-cuda RECIPE BATCH CONTEXT [Q_HEADS KV_HEADS DIM NEW_TOKENS]
+// kvq-bench-cuda RECIPE BATCH CONTEXT [Q_HEADS KV_HEADS DIM NEW_TOKENS [invariant]]
 int main(int argc, char **argv) {
-  if (argc < 4) return std::fprintf(stderr, "kvq-bench-cuda RECIPE BATCH CONTEXT [Q_HEADS KV_HEADS DIM NEW_TOKENS]\n"), 2;
+  if (argc < 4) return std::fprintf(stderr, "kvq-bench-cuda RECIPE BATCH CONTEXT [Q_HEADS KV_HEADS DIM NEW_TOKENS [invariant]]\n"), 2;
   const auto number = [&](int i, uint32_t otherwise) { return i < argc ? uint32_t(std::strtoul(argv[i], nullptr, 10)) : otherwise; };
   try {
-    measure(argv[1], {number(2, 1), number(3, 8192), number(4, 32), number(5, 8), number(6, 128), number(7, 1)});
+    measure(argv[1], {number(2, 1), number(3, 8192), number(4, 32), number(5, 8), number(6, 128), number(7, 1), argc > 8 ? KVQ_STEP_INVARIANT : 0u});
   } catch (const std::exception &e) {
     std::printf("{\"recipe\": \"%s\", \"batch\": %u, \"context\": %u, \"failure\": \"%s\"}\n", argv[1], number(2, 1), number(3, 8192), e.what());
     return 1;

@@ -63,6 +63,30 @@ def calls(driver, recipes):
     return rows
 
 
+def measure(driver, recipe, batch, context, heads, *more):
+    """One line of the driver; more: new tokens of a sequence, and "invariant"."""
+    command = [driver, recipe, *map(str, (batch, context, *heads, *more))]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        return json.loads(text.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, IndexError, ValueError) as failure:
+        return {"recipe": recipe, "batch": batch, "context": context, "failure": str(failure)[:200]}
+
+
+def others(driver, heads):
+    """Drafts (several new tokens of a sequence), and what it costs that results do not depend on the batch."""
+    rows = [measure(driver, recipe, 8, 32768, heads, n) for recipe in ("tq-3", "pnmix") for n in (1, 2, 4, 8)]
+    rows += [
+        measure(driver, "tq-3", batch, context, heads, 1, "invariant")
+        for batch, context in ((8, 32768), (64, 4096), (16, 131072))
+    ]
+    for row in rows:
+        print(
+            " ".join(f"{key}={row.get(key)}" for key in ("recipe", "batch", "context", "new_tokens", "invariant", "microseconds"))
+        )
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--driver", required=True)
@@ -91,12 +115,7 @@ def main():
         )
     for recipe in options.recipes.split(","):
         for batch, context in shapes:
-            command = [options.driver, recipe, str(batch), str(context), *map(str, heads)]
-            try:
-                text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-                row = json.loads(text.strip().splitlines()[-1])
-            except (subprocess.TimeoutExpired, IndexError, ValueError) as failure:
-                row = {"recipe": recipe, "batch": batch, "context": context, "failure": str(failure)[:200]}
+            row = measure(options.driver, recipe, batch, context, heads)
             if "microseconds" in row:
                 row["times_fp16"] = fp16[batch, context] / row["microseconds"]
                 print(
@@ -108,6 +127,7 @@ def main():
             else:
                 print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['failure']}", flush=True)
             report["results"].append(row)
+    report["others"] = others(options.driver, heads)
     report["calls"] = calls(options.driver, options.recipes)
     if options.json:
         with open(options.json, "w") as file:

@@ -196,7 +196,7 @@ TEST_CASE("a sequence's result does not depend on its batch") {  // T11, T16, V1
     same.push_back(m.create());
     m.commit(same.back(), ids(0, 300));
   }
-  const Seen alone = m.query(same[3], 1), batch = m.query(same, std::vector<uint32_t>(8, 1), invariant);
+  const Seen alone = m.query(same[3], 1, invariant), batch = m.query(same, std::vector<uint32_t>(8, 1), invariant);
   for (size_t i = 0; i < 8; ++i)
     REQUIRE(std::memcmp(&batch.out[0][i * alone.out[0].size()], alone.out[0].data(), alone.out[0].size() * 4) == 0);
 
@@ -209,7 +209,7 @@ TEST_CASE("a sequence's result does not depend on its batch") {  // T11, T16, V1
   const Seen all = m.query(mixed, counts, invariant);
   size_t row = 0;
   for (size_t i = 0; i < 4; ++i) {
-    const Seen single = m.query(mixed[i], counts[i]);
+    const Seen single = m.query(mixed[i], counts[i], invariant);
     REQUIRE(std::memcmp(&all.out[0][row], single.out[0].data(), single.out[0].size() * 4) == 0);
     row += single.out[0].size();
   }

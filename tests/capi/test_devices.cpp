@@ -1,4 +1,6 @@
 // What the library says of devices: it loads everywhere, and asking for a device that is not there gives a status and a sentence.
+#include <sstream>
+
 #include "mirror.hpp"
 
 using namespace kvq_test;
@@ -50,6 +52,29 @@ TEST_CASE("a device that is not there is refused by its number") {
   REQUIRE(sentence.find("device=1") != std::string::npos);
   const int32_t status = create_on(KVQ_BACKEND_CUDA, 1000, &sentence);
   REQUIRE(status == (KVQ_WITH_CUDA ? KVQ_E_DEVICE : KVQ_E_UNSUPPORTED));
+}
+
+TEST_CASE("a cache may ask for one of the CPU's code paths") {
+  auto info = sized<kvq_backend_info>();
+  ok(kvq_backend_query(0, &info));
+  std::istringstream paths(info.paths);
+  uint32_t found = 0;
+  for (std::string path; paths >> path; found++) {
+    Setup setup;
+    setup.path = path.c_str();
+    Mirror m(setup);  // compares attention with float64
+    const kvq_seq s = m.create();
+    m.commit(s, ids(0, 200));
+    m.query(s, 1);
+  }
+  REQUIRE(found > 0);
+  REQUIRE((" " + std::string(info.paths) + " ").find(" " + std::string(info.path) + " ") != std::string::npos);
+  const Setup setup;
+  kvq_config config = config_of(setup);
+  config.path = "abacus";
+  kvq_cache *cache = nullptr;
+  REQUIRE(kvq_create(&config, &cache) == KVQ_E_UNSUPPORTED);
+  REQUIRE(detail().find("abacus") != std::string::npos);
 }
 
 TEST_CASE("scores in device memory are for caches and builds with a device") {

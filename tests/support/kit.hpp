@@ -190,6 +190,7 @@ struct Setup {
   void *log_user = nullptr;
   void (*log)(void *, int32_t, const char *) = nullptr;
   const kvq_recipe_data *recipe_data = nullptr;
+  const char *path = nullptr;
   std::shared_ptr<const void> owned = nullptr;  // keeps what recipe_data points to
 };
 
@@ -216,6 +217,7 @@ inline kvq_config config_of(const Setup &setup) {
   config.log_user = setup.log_user;
   config.log = setup.log;
   config.recipe_data = setup.recipe_data;
+  config.path = on_device() ? nullptr : setup.path;
   return config;
 }
 

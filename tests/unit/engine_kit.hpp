@@ -24,7 +24,7 @@ using kvq::Status;
 class NumberBackend : public kvq::Backend {
  public:
   explicit NumberBackend(kvq::Memory *memory) : memory_(memory) {}
-  static std::shared_ptr<kvq::Backend> make(kvq::Memory *memory, uint32_t) { return kvq::make_shared_in<NumberBackend>(memory, memory); }
+  static std::shared_ptr<kvq::Backend> make(kvq::Memory *memory, uint32_t, const char *) { return kvq::make_shared_in<NumberBackend>(memory, memory); }
 
   uint32_t raw_page_tokens() const override { return 16; }
   size_t raw_page_bytes(const kvq::LayerShape &) const override { return 16 * sizeof(uint32_t); }

@@ -23,7 +23,7 @@ struct KnownPages final : kvq::PageTable {
 class PlanningBackend final : public NumberBackend {
  public:
   using NumberBackend::NumberBackend;
-  static std::shared_ptr<kvq::Backend> make(kvq::Memory *memory, uint32_t) { return kvq::make_shared_in<PlanningBackend>(memory, memory); }
+  static std::shared_ptr<kvq::Backend> make(kvq::Memory *memory, uint32_t, const char *) { return kvq::make_shared_in<PlanningBackend>(memory, memory); }
 
   bool plans_steps() const override { return true; }
   Status plan_step(const kvq::StepSource &source, std::span<const kvq::LayerShape> shapes, kvq::Workspace *) override {

@@ -38,6 +38,7 @@ class Cache:
                  nothing themselves
     scores       of the keys' pairs, [layer][kv_head][dim_k/2], for blockgtq and pair-widths instead of statistics
     budgets      bytes of the packed tokens of one sequence by layer, for pmkvq
+    path         code path of the CPU, one of backends()[0].paths.split(); None: the best, or what the environment variable KVQ_CPU names
 
     Raises kvq.Error: INVALID, UNSUPPORTED, NOMEM, FULL.  close() or leaving a with block frees everything at once.
     """
@@ -66,6 +67,7 @@ class Cache:
         bits=None,
         scores=None,
         budgets=None,
+        path=None,
     ):
         if layers is None:
             if kv_heads is None:
@@ -82,6 +84,7 @@ class Cache:
         config.max_bytes = max_bytes
         config.max_tokens = max_tokens
         config.max_sequences = max_sequences
+        config.path = path
         self._cache = capi.call_create(config, *recipe_data(bits, scores, budgets))
 
     def close(self):

@@ -3,7 +3,7 @@
     ./dev bench-peers --lib DIR [--recipes ...] [--tokens ...] [--json FILE]
     ./dev bench-peers --plot FILE.json PICTURE
 
-Every recipe holds the same prompt at every instruction set (KVQ_CPU) at once.  Each round runs ggml's f16 and then every one of them
+Every recipe holds the same prompt on every code path of the CPU at once.  Each round runs ggml's f16 and then every one of them
 once; ratios are taken within a round and their median is reported, so that a machine whose speed changes harms nobody.  One thread
 is timed by its processor time, several by the wall.  DIR holds libggml (README.md); without it only libkvq is measured.
 """
@@ -16,7 +16,6 @@ import platform
 import statistics
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import ggml
@@ -24,33 +23,8 @@ import numpy as np
 
 import kvq
 
-LEVELS = ("portable", "avx2", "avxvnni", "avx512", "neon")
 RECIPES = "tq-3,tq-4,tq-2,pnmix,semkv,kivi-2,kvq-2,kvq-2.5,kvq-3,blockgtq-k3v3-fast,fp16"
 BLOCK = 2048  # tokens of random numbers; longer contexts repeat them, shifted by a channel
-
-
-@contextmanager
-def level_forced(level):
-    """Caches that are made inside use this instruction set."""
-    before = os.environ.get("KVQ_CPU")
-    os.environ["KVQ_CPU"] = level
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KVQ_CPU"]
-        else:
-            os.environ["KVQ_CPU"] = before
-
-
-def levels_here():
-    """The instruction sets that this library offers on this machine."""
-    found = []
-    for level in LEVELS:
-        with level_forced(level):
-            if kvq.backends()[0].path == level:
-                found.append(level)
-    return found
 
 
 def read_rate(size):
@@ -91,8 +65,7 @@ class Ours:
         kv_heads, tokens, dim = prompt.k.shape
         q_heads = len(prompt.q)
         self.level, self.group, self.prompt = level, q_heads // kv_heads, prompt
-        with level_forced(level):
-            self.cache = kvq.Cache(recipe, kv_heads=kv_heads, q_heads=q_heads, dim_k=dim, n_threads=threads)
+        self.cache = kvq.Cache(recipe, kv_heads=kv_heads, q_heads=q_heads, dim_k=dim, n_threads=threads, path=level)
         self.sequence = self.cache.create()
         q = np.broadcast_to(prompt.statistics, (tokens, q_heads, dim))  # memory for one head; chunks of it are copied
         for first in range(0, tokens, BLOCK):
@@ -211,7 +184,7 @@ def parse():
     parser.add_argument("--lib", help="folder with libggml-base.so and libggml-cpu.so")
     parser.add_argument("--recipes", type=lambda text: text.split(","), default=RECIPES.split(","))
     parser.add_argument("--types", type=lambda text: text.split(","), default=["f16", "q8_0", "q4_0"], help="of ggml; f16 first")
-    parser.add_argument("--levels", type=lambda text: text.split(","), help="values of KVQ_CPU; all that run here")
+    parser.add_argument("--levels", type=lambda text: text.split(","), help="code paths; all that run here")
     parser.add_argument("--tokens", type=numbers, default=[8192, 32768, 131072])
     parser.add_argument("--group", type=numbers, default=[1, 4, 8], help="query heads of a KV head")
     parser.add_argument("--kv-heads", type=int, default=8)
@@ -230,7 +203,7 @@ def main():
 
         return draw(*options.plot)
     library = ggml.Library(options.lib) if options.lib else None
-    levels = options.levels or levels_here()
+    levels = options.levels or kvq.backends()[0].paths.split()
     report = {
         "command": " ".join(["./dev bench-peers", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
