@@ -61,16 +61,17 @@ class Buffer {
     std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Buffer() {
-    if (data_) arena_->release(data_, bytes_);
-  }
+  ~Buffer() { release(); }
   // At least this many bytes; what was there is lost if it grows.
   void reserve(size_t bytes) {
     if (data_ && bytes <= bytes_) return;
-    if (data_) arena_->release(data_, bytes_);
-    data_ = nullptr, bytes_ = 0;
+    release();
     data_ = arena_->allocate(bytes);
     bytes_ = bytes;
+  }
+  void release() noexcept {
+    if (data_) arena_->release(data_, bytes_);
+    data_ = nullptr, bytes_ = 0;
   }
   void *data() const { return data_; }
   size_t bytes() const { return bytes_; }

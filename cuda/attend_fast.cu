@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/prompt.h"
+
 namespace kvq::cuda {
 
 namespace {
@@ -45,9 +47,10 @@ cudaError_t allow_shared(const void *function, uint32_t block_bytes) {
   return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(block_bytes - own.sharedSizeBytes));
 }
 
-cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream) {
+cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
+  if (launch.prompts.groups) return attend_prompts(arguments, launch.prompts, processors, stream);
   if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
-  return attend_general(arguments, processors, stream);
+  return attend_general(arguments, processors.count, stream);
 }
 
 }  // namespace kvq::cuda

@@ -36,7 +36,7 @@ std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused
 bool has_fused(uint32_t dim, PagePath path);
 // The kernel for these classes (none: raw pages only), or nullptr.
 const FusedKernel *find_fused(uint32_t dim, PagePath first, PagePath second, uint32_t row_blocks);
-// Launch the kernel that a layer's pages ask for.
-cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, uint32_t processors, cudaStream_t stream);
+// Launch the kernels that a layer's sequences ask for.
+cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream);
 
 }  // namespace kvq::cuda

@@ -4,7 +4,7 @@
 
 #include "cuda/attend.cuh"
 #include "cuda/attend_fast.h"
-#include "cuda/code.cuh"
+#include "cuda/decode.cuh"
 
 namespace kvq::cuda {
 namespace {
@@ -68,27 +68,8 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const S
 // Rows [row, row + count) of a page as floats.
 __device__ void decode_tile(const AttendArguments &a, const Item &item, const PageEntry &page, uint32_t row, uint32_t count,
                             uint32_t tensor, float *tile) {
-  const uint32_t dim = tensor ? a.dim_v : a.dim_k;
-  const TensorFormat *f = format_of(item, page.kind, tensor);
-  if (!f) {
-    const RawShape shape{a.kv_heads, a.dim_k, a.dim_v};
-    const uint16_t *x = static_cast<const uint16_t *>(page.page) + shape.row(item.head, tensor, row);
-    for (uint32_t i = threadIdx.x; i < count * dim; i += blockDim.x) tile[i] = half_to_float(x[i / dim * dim + raw_place(dim, i % dim)]);
-    return;
-  }
-  const uint8_t *blob = static_cast<const uint8_t *>(page.page) + f->blob;
-  if (f->family == Family::polar) {
-    for (uint32_t i = threadIdx.x; i < count * dim / 2; i += blockDim.x) {
-      const uint32_t token = i / (dim / 2), pair = i % (dim / 2);
-      const float radius = page_value(*f, blob, 0, row + token, pair);
-      const SinCos unit = polar_sin_cos(page_value(*f, blob, 1, row + token, pair + dim / 2));
-      tile[token * dim + 2 * pair] = radius * unit.cos;
-      tile[token * dim + 2 * pair + 1] = radius * unit.sin;
-    }
-    return;
-  }
-  for (uint32_t i = threadIdx.x; i < count * dim; i += blockDim.x)
-    tile[i] = page_value(*f, blob, f->family == Family::raw ? 0 : region_of(*f, i % dim), row + i / dim, i % dim);
+  decode_rows({page.page, format_of(item, page.kind, tensor), item.head, tensor}, {a.kv_heads, a.dim_k, a.dim_v}, row, count, tile,
+              tensor ? a.dim_v : a.dim_k);
 }
 
 __device__ void compute_logits(const AttendArguments &a, const Item &item, const Shared &s, uint32_t kind, uint32_t count) {

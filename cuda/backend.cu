@@ -88,6 +88,7 @@ class CudaBackend final : public Backend {
 
   void give_back(StepState *state) noexcept {
     order_.settle();
+    state->images.release();
     const std::lock_guard lock(states_mutex_);
     state->in_use = false;
   }
@@ -534,7 +535,7 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
   }
   for (uint32_t l = state.first_launch[call.layer]; l < state.first_launch[call.layer + 1]; l++) {
     a.plan = state.plan(l);
-    KVQ_CUDA(launch_attention(a, state.launches[l], processors_.count, turn.stream()));
+    KVQ_CUDA(launch_attention(a, state.launches[l], processors_, turn.stream()));
   }
   state.saturated += saturated;
   if (!to_host) return KVQ_OK;

@@ -39,6 +39,7 @@ struct SequenceEntry {
   uint32_t splits;
   uint32_t flip;                   // 1: classes are numbered the other way round in the table
   uint32_t index;                  // in Plan::findings
+  uint32_t first_tile, page_tiles; // prompts: among the tiles of all sequences; tiles of a listed page
 };
 
 // Page `p` of a sequence.
@@ -71,6 +72,11 @@ struct Plan {
   Findings *findings;    // [sequence]
   uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
+  // Prompts.
+  const SequenceEntry *sequences;
+  uint8_t *images;
+  uint32_t n_sequences, tiles;  // tiles: of a KV head, of all sequences
+  uint32_t heads_at_once;       // KV heads whose images there is room for
 };
 
 // ---- on the host
@@ -104,15 +110,22 @@ struct BlockShape {
   bool operator==(const BlockShape &) const = default;
 };
 
+// A launch for sequences with many new tokens (prompt.h).
+struct PromptLaunch {
+  uint32_t groups = 0;  // of KV heads, one after the other; 0: this is none
+  bool splits = false;  // do some items share the pages of a sequence?
+};
+
 // How a layer's attention runs in this step, or that of some of its sequences.
 struct LayerLaunch {
+  PromptLaunch prompts;
   const FusedKernel *kernel = nullptr;  // nullptr: the general one
   uint32_t stage_bytes = 128;           // of the largest tile
   uint32_t item_rows = kRows, blocks = 0;
   BlockShape shape;
   // May sequences share the launch without a change of their results?
   bool joins(const LayerLaunch &other) const {
-    return kernel == other.kernel && stage_bytes == other.stage_bytes && item_rows == other.item_rows && shape == other.shape;
+    return prompts.groups == 0 && other.prompts.groups == 0 && kernel == other.kernel && stage_bytes == other.stage_bytes && item_rows == other.item_rows && shape == other.shape;
   }
 };
 

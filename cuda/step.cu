@@ -5,12 +5,13 @@
 
 #include "cuda/attend_fast.h"
 #include "cuda/check.h"
+#include "cuda/prompt.h"
 #include "cuda/table.h"
 
 namespace kvq::cuda {
 
 StepState::StepState(std::pmr::memory_resource *memory, Arena &arena)
-    : plans(arena), tables(arena), partials(arena), tickets(arena), sinks(arena), ready(memory), launches(memory), first_launch(memory), host(memory) {}
+    : plans(arena), tables(arena), partials(arena), tickets(arena), sinks(arena), images(arena), ready(memory), launches(memory), first_launch(memory), host(memory) {}
 
 constexpr size_t kBehindPlans = 65536;
 constexpr uint32_t kInvariantTiles = 64, kInvariantWarps = 4;  // of an item of an invariant step: good for many sequences
@@ -28,16 +29,17 @@ namespace {
 
 // Collects the tables of a step.
 //
-// A layer's sequences share one launch.  In an invariant step each is planned by itself, with splits and blocks of a fixed size, and
-// those share a launch that ask for the same.
+// A layer's sequences share one launch, but for those with many new tokens (prompt.h).  In an invariant step each is planned by
+// itself, with splits and blocks of a fixed size, and those share a launch that ask for the same.
 class Planner {
  public:
-  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state)
-      : source_(source), shapes_(shapes), processors_(processors), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
-        plans_(memory_), sequences_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
+  Planner(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena, StepState *state, bool takes_prompts)
+      : source_(source), shapes_(shapes), processors_(processors), takes_prompts_(takes_prompts), arena_(arena), state_(*state), memory_(state->host.get_allocator().resource()),
+        plans_(memory_), sequences_(memory_), prompts_(memory_), pages_(memory_), rows_(memory_), shares_(memory_), findings_(memory_), formats_(memory_),
         launch_(memory_), patches_(memory_), tables_(memory_) {}
 
   Status run(cudaStream_t stream);
+  bool has_prompts() const { return !prompts_.empty(); }
 
  private:
   struct Classes {
@@ -55,6 +57,12 @@ class Planner {
   void choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const;
   void join(uint32_t layer, size_t sequence, const LayerLaunch &launch);
   void add_plan(uint32_t layer, uint32_t launch);
+  bool is_fused(uint32_t layer, const Classes &classes) const;
+  bool is_prompt(uint32_t layer, size_t s);
+  size_t take_prompts(uint32_t layer);
+  void add_prompts(uint32_t layer, size_t begin, size_t end);
+  uint32_t count_splits(uint64_t items, uint32_t tiles) const;
+  void share_prompt(uint32_t layer, SequenceEntry *entry, Plan *plan, LayerLaunch *launch, uint32_t *split_items);
   Status prepare_kernels();
   uint32_t blocks(uint32_t layer, const SequenceEntry &entry, const LayerLaunch &launch) const {
     const LayerShape &shape = shapes_[layer];
@@ -67,11 +75,13 @@ class Planner {
   const StepSource &source_;
   std::span<const LayerShape> shapes_;
   const Processors processors_;
+  const bool takes_prompts_;
   Arena &arena_;
   StepState &state_;
   std::pmr::memory_resource *memory_;
   Vector<Plan> plans_;
-  Vector<SequenceEntry> sequences_;  // of the layer
+  Vector<SequenceEntry> sequences_;  // of the layer: prompts behind the others
+  Vector<SequenceEntry> prompts_;    // of all layers
   Vector<PageEntry> pages_;          // raw ones
   Vector<RowEntry> rows_;
   Vector<ShareEntry> shares_;
@@ -81,6 +91,7 @@ class Planner {
   Patches patches_;
   Vector<SequenceTable *> tables_;   // by sequence; nullptr: it has no new tokens
   size_t partials_ = 0;
+  size_t images_ = 0;                // bytes, with partial results of prompts
   uint32_t groups_ = 0;
 };
 
@@ -126,15 +137,16 @@ void Planner::add_layer(uint32_t layer) {
     add_sequence(layer, s, token);
     token += tokens;
   }
-  const size_t n = sequences_.size();
+  const size_t all = sequences_.size(), n = take_prompts(layer);
   const uint32_t first = uint32_t(state_.launches.size());
   state_.first_launch.push_back(first);
   launch_.assign(n, first);
   if (source_.invariant() && n > 0)
     for (size_t s = 0; s < n; s++) join(layer, s, choose(layer, s, s + 1));
-  else
+  else if (n > 0 || all == 0)
     state_.launches.push_back(choose(layer, 0, n));
   for (uint32_t launch = first; launch < state_.launches.size(); launch++) add_plan(layer, launch);
+  add_prompts(layer, n, all);
   plans_[first].rows = reinterpret_cast<const RowEntry *>(first_row);  // an offset until upload
   plans_[first].tokens = uint32_t(rows_.size() - first_row);
 }
@@ -154,7 +166,7 @@ void Planner::add_plan(uint32_t layer, uint32_t launch) {
   plan.shares = reinterpret_cast<const ShareEntry *>(shares_.size());
   plan.item_rows = how.item_rows;
   uint32_t split_items = 0, groups = 0;
-  for (size_t s = 0; s < sequences_.size(); s++) {
+  for (size_t s = 0; s < launch_.size(); s++) {
     if (launch_[s] != launch) continue;
     const SequenceEntry &entry = sequences_[s];
     for (uint32_t block = 0; block < blocks(layer, entry, how); block++) {
@@ -222,6 +234,8 @@ bool alike(const CudaPageFormat &a, const CudaPageFormat &b) {
   }
   return true;
 }
+
+size_t tiles_of(const SequenceEntry &prompt) { return size_t(prompt.pages) + size_t(prompt.listed) * (prompt.page_tiles - 1); }
 
 // How sequences [begin, end) of a layer are attended to in one launch; their splits.
 LayerLaunch Planner::choose(uint32_t layer, size_t begin, size_t end) {
@@ -311,6 +325,100 @@ void Planner::choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunc
   if (items) choose_blocks(launch, items, (work + items - 1) / items * page_tiles);
 }
 
+// ---- prompts
+
+bool Planner::is_fused(uint32_t layer, const Classes &classes) const {
+  const LayerShape &shape = shapes_[layer];
+  const CudaPageFormat *low = classes.format[0], *high = classes.format[1];
+  for (const CudaPageFormat *format : classes.format)
+    if (format && format->path == PagePath{}) return false;
+  if (low && high && (low->path == high->path || !alike(*low, *high))) return false;
+  return shape.dim_k == shape.dim_v && find_fused(shape.dim_k, low ? low->path : PagePath{}, high ? high->path : PagePath{}, 1);
+}
+
+// Are a sequence's new tokens many enough, and its images few enough?  Sets its tiles.
+bool Planner::is_prompt(uint32_t layer, size_t s) {
+  const LayerShape &shape = shapes_[layer];
+  SequenceEntry &entry = sequences_[s];
+  if (!takes_prompts_ || !has_prompt_kernel(shape.dim_k, shape.dim_v, processors_)) return false;
+  const uint32_t least = is_fused(layer, formats_[s]) ? kLeastFusedRows : kLeastRows;
+  if (uint64_t(entry.n_queries) * (shape.q_heads / shape.kv_heads) < least) return false;
+  entry.page_tiles = 1;
+  for (const CudaPageFormat *format : formats_[s].format)
+    if (format) entry.page_tiles = std::max(entry.page_tiles, (format->page_tokens + kTile - 1) / kTile);
+  return tiles_of(entry) * tile_image_bytes(prompt_panels(shape.dim_k, shape.dim_v)) <= kImageBytes;
+}
+
+// Puts prompts behind the others and returns the number of those.
+size_t Planner::take_prompts(uint32_t layer) {
+  Vector<SequenceEntry> prompts(memory_);
+  size_t kept = 0;
+  for (size_t s = 0; s < sequences_.size(); s++) {
+    if (is_prompt(layer, s))
+      prompts.push_back(sequences_[s]);
+    else
+      sequences_[kept] = sequences_[s], formats_[kept++] = formats_[s];
+  }
+  std::copy(prompts.begin(), prompts.end(), sequences_.begin() + ptrdiff_t(kept));
+  return kept;
+}
+
+// Launches for prompts: as many sequences in each as have room for the images of one KV head.
+void Planner::add_prompts(uint32_t layer, size_t begin, size_t end) {
+  const LayerShape &shape = shapes_[layer];
+  const size_t tile_bytes = tile_image_bytes(prompt_panels(shape.dim_k, shape.dim_v));
+  while (begin < end) {
+    LayerLaunch launch;
+    Plan plan{};
+    uint32_t split_items = 0;
+    plan.item_rows = launch.item_rows = kPromptRows;
+    plan.shares = reinterpret_cast<const ShareEntry *>(shares_.size());  // offsets until upload
+    plan.sequences = reinterpret_cast<const SequenceEntry *>(prompts_.size());
+    for (; begin < end && (plan.tiles + tiles_of(sequences_[begin])) * tile_bytes <= kImageBytes; begin++) {
+      SequenceEntry &entry = sequences_[begin];
+      entry.first_tile = plan.tiles;
+      plan.tiles += uint32_t(tiles_of(entry)), plan.n_sequences++;
+      share_prompt(layer, &entry, &plan, &launch, &split_items);
+      prompts_.push_back(entry);
+    }
+    const size_t head = std::max<size_t>(1, plan.tiles) * tile_bytes;
+    const uint32_t most = uint32_t(std::clamp<size_t>(kImageBytes / head, 1, shape.kv_heads));
+    launch.prompts.groups = (shape.kv_heads + most - 1) / most;
+    plan.heads_at_once = (shape.kv_heads + launch.prompts.groups - 1) / launch.prompts.groups;  // groups alike
+    const size_t images = (head * plan.heads_at_once + 255) / 256 * 256;
+    plan.partials = reinterpret_cast<float *>(images);
+    images_ = std::max(images_, images + size_t(split_items) * kPromptRows * (shape.dim_v + 2) * sizeof(float));
+    state_.launches.push_back(launch);
+    plans_.push_back(plan);
+  }
+}
+
+// How many items share the pages of a prompt: as many as fill the processors best, with a little less for what each costs, and eight
+// tiles at least.  It is the prompt's own matter, so that results do not depend on the step's other sequences.
+uint32_t Planner::count_splits(uint64_t items, uint32_t tiles) const {
+  uint32_t splits = 1;
+  double least = 1e30;
+  for (uint32_t n = 1; n <= std::clamp<uint32_t>(tiles / 8, 1, kMaxSplits); n++) {
+    const double cost = double((items * n + processors_.count - 1) / processors_.count) / n * (1 + 0.02 * n);
+    if (cost < least) least = cost, splits = n;
+  }
+  return splits;
+}
+
+// Blocks with the most to see come first, so that the last ones to run are short.
+void Planner::share_prompt(uint32_t layer, SequenceEntry *entry, Plan *plan, LayerLaunch *launch, uint32_t *split_items) {
+  const uint32_t heads = shapes_[layer].kv_heads, n = blocks(layer, *entry, *launch);
+  entry->splits = count_splits(uint64_t(n) * heads, uint32_t(tiles_of(*entry)));
+  launch->prompts.splits |= entry->splits > 1;
+  for (uint32_t block = n; block-- > 0;) {
+    for (uint32_t split = 0; split < entry->splits; split++) shares_.push_back({*entry, block, split, 0, 0, *split_items + split * heads, 0});
+    plan->items += entry->splits * heads;
+    if (entry->splits > 1) *split_items += entry->splits * heads;
+  }
+}
+
+// ---- upload
+
 template <class T>
 size_t append(Vector<char> *to, const Vector<T> &from) {
   const size_t at = (to->size() + 15) / 16 * 16;
@@ -340,8 +448,9 @@ Status Planner::upload(cudaStream_t stream) {
   Vector<char> &host = state_.host;
   host.clear();
   const size_t plans = append(&host, plans_), pages = append(&host, pages_), rows = append(&host, rows_);
-  const size_t shares = append(&host, shares_), findings = append(&host, findings_);
+  const size_t shares = append(&host, shares_), findings = append(&host, findings_), prompts = append(&host, prompts_);
   char *base = place_tables(plans_.size() * sizeof(Plan), host.size());
+  if (images_) state_.images.reserve(images_);
   if (partials_ * sizeof(float) > state_.partials.bytes()) state_.partials.reserve(partials_ * sizeof(float));
   if (groups_ * sizeof(uint32_t) > state_.tickets.bytes()) state_.tickets.reserve(groups_ * sizeof(uint32_t)), state_.tickets_ready = false;
   if (!state_.tickets_ready) KVQ_CUDA(cudaMemsetAsync(state_.tickets.data(), 0, state_.tickets.bytes(), stream));
@@ -353,7 +462,9 @@ Status Planner::upload(cudaStream_t stream) {
     plan.rows = reinterpret_cast<const RowEntry *>(base + rows) + reinterpret_cast<uintptr_t>(plan.rows);
     plan.shares = reinterpret_cast<const ShareEntry *>(base + shares) + reinterpret_cast<uintptr_t>(plan.shares);
     plan.pages = reinterpret_cast<const PageEntry *>(base + pages);
-    plan.partials = state_.partials.as<float>();
+    plan.sequences = reinterpret_cast<const SequenceEntry *>(base + prompts) + reinterpret_cast<uintptr_t>(plan.sequences);
+    plan.images = state_.images.as<uint8_t>();
+    plan.partials = plan.tiles ? reinterpret_cast<float *>(plan.images + reinterpret_cast<uintptr_t>(plan.partials)) : state_.partials.as<float>();
     plan.tickets = state_.tickets.as<uint32_t>();
     plan.findings = state_.findings;
     std::memcpy(host.data() + plans + l * sizeof(Plan), &plan, sizeof plan);
@@ -373,7 +484,13 @@ Status Planner::upload(cudaStream_t stream) {
 
 Status plan_step(const StepSource &source, std::span<const LayerShape> shapes, const Processors &processors, Arena &arena,
                  cudaStream_t stream, StepState *state) {
-  return Planner(source, shapes, processors, arena, state).run(stream);
+  Planner planner(source, shapes, processors, arena, state, true);
+  try {
+    return planner.run(stream);
+  } catch (const std::bad_alloc &) {
+    if (!planner.has_prompts()) throw;
+  }
+  return Planner(source, shapes, processors, arena, state, false).run(stream);  // without images memory may do
 }
 
 }  // namespace kvq::cuda

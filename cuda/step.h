@@ -10,7 +10,8 @@
 
 namespace kvq::cuda {
 
-// Device memory of a step.  Kept when the step ends and given to the next one, so that a captured graph finds its tables.
+// Device memory of a step.  Kept when the step ends (but for images) and given to the next one, so that a captured graph finds its
+// tables.
 struct StepState {
   StepState(std::pmr::memory_resource *memory, Arena &arena);
   // Take what a step of layers needs, all but the tables of large batches.
@@ -19,6 +20,7 @@ struct StepState {
 
   Buffer plans, tables, partials, tickets;  // tables: what has no room behind the plans
   Buffer sinks;                             // learned ones, of the call that runs
+  Buffer images;                            // of prompts, with their partial results; until the step ends
   Vector<const FusedKernel *> ready;        // kernels that have been launched before, or will be
   Vector<LayerLaunch> launches;  // each with a plan
   Vector<uint32_t> first_launch;  // by layer, and the end
