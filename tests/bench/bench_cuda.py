@@ -4,15 +4,14 @@ The baselines are torch's scaled_dot_product_attention with its cuDNN and flash 
 """
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
-import sys
+
+from report import begin, keep, show
 
 SHAPES = [(1, 8192), (1, 32768), (1, 131072), (8, 32768), (64, 4096), (16, 131072)]
 RECIPES = ["tq-3", "tq-2", "tq-4", "pnmix", "kivi-2", "kvq-2.5", "kvq-2", "kvq-3", "semkv", "blockgtq-k3v3", "fp16"]
-CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
 
 
 def baselines(shapes, heads):
@@ -59,7 +58,7 @@ def calls(driver, recipes):
     command = [os.path.join(os.path.dirname(driver), "kvq-bench-calls"), "32768", *recipes.split(",")]
     rows = [json.loads(line) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
     for row in rows:
-        print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        show(row)
     return rows
 
 
@@ -97,22 +96,11 @@ def main():
     options = parser.parse_args()
     shapes = [tuple(map(int, text.split("x"))) for text in options.shapes.split(",")]
     heads = tuple(map(int, options.heads.split("/")))
-    report = {
-        "command": " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "revision": os.environ.get("KVQ_REVISION", ""),
-        "device": subprocess.run(
-            ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True
-        ).stdout.strip(),
-        "heads": options.heads,
-        "baselines": baselines(shapes, heads),
-        "results": [],
-    }
+    report = begin(heads=options.heads)
+    report["baselines"] = baselines(shapes, heads)
     fp16 = {(row["batch"], row["context"]): row["microseconds"] for row in report["baselines"] if row["what"] == "cudnn"}
     for row in report["baselines"]:
-        print(
-            " ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()), flush=True
-        )
+        show(row)
     for recipe in options.recipes.split(","):
         for batch, context in shapes:
             row = measure(options.driver, recipe, batch, context, heads)
@@ -129,9 +117,7 @@ def main():
             report["results"].append(row)
     report["others"] = others(options.driver, heads)
     report["calls"] = calls(options.driver, options.recipes)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
+    keep(report, options.json)
 
 
 if __name__ == "__main__":

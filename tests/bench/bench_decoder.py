@@ -10,22 +10,17 @@ server would need to grow it.
 import argparse
 import contextlib
 import ctypes
-import datetime
-import json
 import math
-import os
-import subprocess
-import sys
 import time
 
 import torch
+from report import begin, keep, show
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LAYERS, Q_HEADS, KV_HEADS, DIM, HIDDEN, FEED_FORWARD, WORDS = 32, 32, 8, 128, 4096, 14336, 128256
 CHUNK = 32768  # tokens of a prompt handed over at a time
 F16, DEVICE, CUDA, FINAL = 1, 1, 1, 1
-CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
 
 
 # ---------------------------------------------------------------------------------------------------- libkvq
@@ -295,17 +290,10 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     library, weights = Library(options.library), Weights()
-    report = {
-        "command": " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "revision": os.environ.get("KVQ_REVISION", ""),
-        "device": subprocess.run(
-            ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True
-        ).stdout.strip(),
-        "model": f"{LAYERS} layers, {Q_HEADS}/{KV_HEADS} heads of {DIM}, hidden {HIDDEN}, feed-forward {FEED_FORWARD}, FP16, random",
-        "weight_bytes": weights.bytes(),
-        "results": [],
-    }
+    report = begin(
+        model=f"{LAYERS} layers, {Q_HEADS}/{KV_HEADS} heads of {DIM}, hidden {HIDDEN}, feed-forward {FEED_FORWARD}, FP16, random",
+        weight_bytes=weights.bytes(),
+    )
     rows = {
         "fp16 cudnn": lambda *shape: Plain(SDPBackend.CUDNN_ATTENTION, *shape),
         "fp16 flash": lambda *shape: Plain(SDPBackend.FLASH_ATTENTION, *shape),
@@ -319,13 +307,8 @@ def main():
                 break
             row = {"batch": batch, "context": context, "cache": name, **measure(weights, make, batch, context, options.steps)}
             report["results"].append(row)
-            print(
-                " ".join(f"{key}={value:.5g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()),
-                flush=True,
-            )
-            if options.json:
-                with open(options.json, "w") as file:
-                    json.dump(report, file, indent=1)
+            show(row)
+            keep(report, options.json)
 
 
 if __name__ == "__main__":

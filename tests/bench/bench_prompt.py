@@ -5,15 +5,13 @@ causal (aligned to the last token), timed in the same command on the same device
 """
 
 import argparse
-import datetime
 import json
-import os
 import subprocess
-import sys
+
+from report import begin, keep, show
 
 SHAPES = [(n, base + n) for base in (0, 32768) for n in (512, 1024, 2048, 4096)]
 RECIPES = "tq-3,tq-2,pnmix,kivi-2,kvq-2.5,semkv,blockgtq-k3v3-fast,fp16"
-CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
 
 
 def baselines(shapes, heads):
@@ -61,7 +59,7 @@ def report_row(row, base):
         other = base.get((name, row["queries"], row["context"]))
         if other and "microseconds" in row:
             row[f"speed_of_{name}"] = other / row["microseconds"]
-    print(" ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()), flush=True)
+    show(row)
 
 
 def main():
@@ -74,17 +72,8 @@ def main():
     options = parser.parse_args()
     shapes = [tuple(map(int, text.split("x"))) for text in options.shapes.split(",")]
     heads = tuple(map(int, options.heads.split("/")))
-    report = {
-        "command": " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "revision": os.environ.get("KVQ_REVISION", ""),
-        "device": subprocess.run(
-            ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"], capture_output=True, text=True
-        ).stdout.strip(),
-        "heads": options.heads,
-        "baselines": baselines(shapes, heads),
-        "results": [],
-    }
+    report = begin(heads=options.heads)
+    report["baselines"] = baselines(shapes, heads)
     for row in report["baselines"]:
         report_row(row, {})
     base = {(r["what"], r["queries"], r["context"]): r["microseconds"] for r in report["baselines"] if "microseconds" in r}
@@ -94,10 +83,7 @@ def main():
             row = json.loads(line)
             report_row(row, base)
             report["results"].append(row)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+    keep(report, options.json)
 
 
 if __name__ == "__main__":
