@@ -307,6 +307,13 @@ KVQ_MULTIPLY(multiply_unit, "u8.s8")
 KVQ_MULTIPLY(multiply_signed_unit, "s8.s8")
 #undef KVQ_MULTIPLY
 
+// The same of fp16 numbers with sums in fp32; c: four of them.
+__device__ __forceinline__ void multiply_halves(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Bytes 0, or bytes 1, of four registers.
 __device__ __forceinline__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t selector) {
   return permute(permute(a, b, selector), permute(c, d, selector), 0x5410u);

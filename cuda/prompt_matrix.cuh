@@ -93,11 +93,6 @@ template <int>
 __device__ __forceinline__ void await_products() {}
 __device__ __forceinline__ void settle(float (&)[32]) {}
 
-__device__ __forceinline__ void multiply(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ void multiply_keys(float (&c)[32], const uint32_t (&q)[4], uint32_t image, uint32_t s, uint32_t add) {
   const uint32_t lane = threadIdx.x % 32;
   if (!add)
@@ -108,7 +103,7 @@ __device__ __forceinline__ void multiply_keys(float (&c)[32], const uint32_t (&q
     uint32_t b[4];
     const uint32_t at = image + image_offset(16 * two + lane / 16 * 8 + lane % 8, 2 * s + lane / 8 % 2);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
-    multiply(c + 8 * two, q, b[0], b[1]), multiply(c + 8 * two + 4, q, b[2], b[3]);
+    multiply_halves(c + 8 * two, q, b[0], b[1]), multiply_halves(c + 8 * two + 4, q, b[2], b[3]);
   }
 }
 __device__ __forceinline__ void multiply_keys(float (&c)[32], uint32_t q_image, uint32_t warp, uint32_t image, uint32_t s, uint32_t add) {
@@ -123,7 +118,7 @@ __device__ __forceinline__ void multiply_values(float (&c)[32], const uint32_t (
     uint32_t b[4];
     const uint32_t at = image + image_offset(16 * s + lane / 8 % 2 * 8 + lane % 8, 8 * panel + 2 * two + lane / 16);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
-    multiply(c + 8 * two, p, b[0], b[1]), multiply(c + 8 * two + 4, p, b[2], b[3]);
+    multiply_halves(c + 8 * two, p, b[0], b[1]), multiply_halves(c + 8 * two + 4, p, b[2], b[3]);
   }
 }
 __device__ __forceinline__ void multiply_values(float (&c)[32], float (&d)[32], const uint32_t (&p)[4], uint32_t image, uint32_t panel, uint32_t s) {

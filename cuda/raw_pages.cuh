@@ -5,17 +5,12 @@
 // from memory: the order in which the channels of a dot product come is free, so that a lane takes 8 neighbours of a key, and
 // raw_place lets it take its channels 8 y + r of a value in one piece.
 #pragma once
-#include "cuda/fused.cuh"
+#include "cuda/fragments.cuh"
+#include "cuda/soft.cuh"
 
 namespace kvq::cuda {
 
 constexpr uint32_t kRawGroup = 16;
-
-__device__ __forceinline__ void multiply_halves(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // x as two fp16 numbers, the rounded one in the lower half.
 __device__ __forceinline__ uint32_t two_halves(float x) {

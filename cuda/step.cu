@@ -51,13 +51,14 @@ class Planner {
   void add_raw(uint32_t layer, const PageList &list, size_t begin, size_t end);
   Classes add_classes(uint32_t layer, const PageList &list, SequenceEntry *entry);
   LayerLaunch choose(uint32_t layer, size_t begin, size_t end);
+  bool collect_paths(size_t begin, size_t end, PagePath (&paths)[2]) const;
   void choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
   void order_classes(size_t begin, size_t end, const FusedKernel &kernel);
   void choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch);
   void choose_blocks(LayerLaunch *launch, uint64_t items, uint64_t tiles) const;
   void join(uint32_t layer, size_t sequence, const LayerLaunch &launch);
   void add_plan(uint32_t layer, uint32_t launch);
-  bool is_fused(uint32_t layer, const Classes &classes) const;
+  bool is_fused(uint32_t layer, size_t s) const;
   bool is_prompt(uint32_t layer, size_t s);
   size_t take_prompts(uint32_t layer);
   void add_prompts(uint32_t layer, size_t begin, size_t end);
@@ -248,21 +249,27 @@ LayerLaunch Planner::choose(uint32_t layer, size_t begin, size_t end) {
   return launch;
 }
 
+// The ways to read the packed pages of sequences [begin, end), at most two; false: no fused kernel reads them together.
+bool Planner::collect_paths(size_t begin, size_t end, PagePath (&paths)[2]) const {
+  uint32_t n = 0;
+  for (size_t s = begin; s < end; s++) {
+    const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
+    if (low && high && (low->path == high->path || !alike(*low, *high))) return false;
+    for (const CudaPageFormat *format : formats_[s].format) {
+      if (!format || std::find(paths, paths + n, format->path) != paths + n) continue;
+      if (format->path == PagePath{} || n == 2) return false;
+      paths[n++] = format->path;
+    }
+  }
+  return true;
+}
+
 void Planner::choose_kernel(uint32_t layer, size_t begin, size_t end, LayerLaunch *launch) {
   const LayerShape &shape = shapes_[layer];
   PagePath paths[2];
-  uint32_t n = 0, rows = 0;
-  for (size_t s = begin; s < end; s++) {
-    const CudaPageFormat *low = formats_[s].format[0], *high = formats_[s].format[1];
-    if (low && high && (low->path == high->path || !alike(*low, *high))) return;
-    for (const CudaPageFormat *format : formats_[s].format) {
-      if (!format || std::find(paths, paths + n, format->path) != paths + n) continue;
-      if (format->path == PagePath{} || n == 2) return;
-      paths[n++] = format->path;
-    }
-    rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
-  }
-  if (shape.dim_k != shape.dim_v) return;
+  if (shape.dim_k != shape.dim_v || !collect_paths(begin, end, paths)) return;
+  uint32_t rows = 0;
+  for (size_t s = begin; s < end; s++) rows = std::max(rows, sequences_[s].n_queries * (shape.q_heads / shape.kv_heads));
   for (uint32_t row_blocks = kMostItemRows / kRows; row_blocks > 0 && !launch->kernel; row_blocks /= 2)
     if (row_blocks == 1 || rows > kRows * row_blocks / 2) launch->kernel = find_fused(shape.dim_k, paths[0], paths[1], row_blocks);
   if (!launch->kernel) return;
@@ -327,13 +334,10 @@ void Planner::choose_splits(uint32_t layer, size_t begin, size_t end, LayerLaunc
 
 // ---- prompts
 
-bool Planner::is_fused(uint32_t layer, const Classes &classes) const {
+bool Planner::is_fused(uint32_t layer, size_t s) const {
   const LayerShape &shape = shapes_[layer];
-  const CudaPageFormat *low = classes.format[0], *high = classes.format[1];
-  for (const CudaPageFormat *format : classes.format)
-    if (format && format->path == PagePath{}) return false;
-  if (low && high && (low->path == high->path || !alike(*low, *high))) return false;
-  return shape.dim_k == shape.dim_v && find_fused(shape.dim_k, low ? low->path : PagePath{}, high ? high->path : PagePath{}, 1);
+  PagePath paths[2];
+  return shape.dim_k == shape.dim_v && collect_paths(s, s + 1, paths) && find_fused(shape.dim_k, paths[0], paths[1], 1);
 }
 
 // Are a sequence's new tokens many enough, and its images few enough?  Sets its tiles.
@@ -341,7 +345,7 @@ bool Planner::is_prompt(uint32_t layer, size_t s) {
   const LayerShape &shape = shapes_[layer];
   SequenceEntry &entry = sequences_[s];
   if (!takes_prompts_ || !has_prompt_kernel(shape.dim_k, shape.dim_v, processors_)) return false;
-  const uint32_t least = is_fused(layer, formats_[s]) ? kLeastFusedRows : kLeastRows;
+  const uint32_t least = is_fused(layer, s) ? kLeastFusedRows : kLeastRows;
   if (uint64_t(entry.n_queries) * (shape.q_heads / shape.kv_heads) < least) return false;
   entry.page_tiles = 1;
   for (const CudaPageFormat *format : formats_[s].format)

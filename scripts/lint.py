@@ -59,7 +59,7 @@ def formatting(fix):
 
 
 sources = tracked("src/*")
-texts = tracked("*.c", "*.h", "*.cc", "*.cpp", "*.hpp", "*.py", "*.i", "dev", "*.sh")
+texts = tracked("*.c", "*.h", "*.cc", "*.cpp", "*.hpp", "*.cu", "*.cuh", "*.py", "*.i", "dev", "*.sh")
 problems = [*sizes(texts), *directions(sources), *formatting("--fix" in sys.argv)]
 print("\n".join(problems) or "lint: clean")
 sys.exit(bool(problems))

@@ -14,8 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "device.cuh"
+#include "half.hpp"
 #include "oracle.hpp"
+#include "prompted.cuh"
 
 namespace {
 
@@ -23,25 +24,12 @@ struct Shape {
   uint32_t batch, context, q_heads, kv_heads, dim, new_tokens, flags;
 };
 
-class Subject {
+class Subject : public PromptedCache {
  public:
-  Subject(const std::string &recipe, const Shape &shape, uint32_t layers) : shape_(shape), layers_(layers) {
-    kvq_layer layer = sized<kvq_layer>();
-    layer.kv_heads = shape.kv_heads, layer.q_heads = shape.q_heads, layer.dim_k = shape.dim;
-    kvq_config config = sized<kvq_config>();
-    config.backend = KVQ_BACKEND_CUDA;
-    config.n_layers = layers, config.n_layer_structs = 1, config.layers = &layer, config.recipe = recipe.c_str();
-    check(kvq_create(&config, &cache_));
-    check(cudaStreamCreate(&stream_));
-    commit(recipe.rfind("semkv", 0) == 0);
-  }
-  ~Subject() {
-    kvq_destroy(cache_);
-    cudaStreamDestroy(stream_);
-  }
-  Subject(const Subject &) = delete;
+  Subject(const std::string &recipe, const Shape &shape, uint32_t layers)
+      : PromptedCache(recipe, {shape.batch, shape.context, shape.q_heads, shape.kv_heads, shape.dim}, layers), shape_(shape) {}
 
-  double commit_seconds = 0, host_attend_us = 0, host_begin_us = 0, host_begin_again_us = 0;
+  double host_attend_us = 0, host_begin_us = 0, host_begin_again_us = 0;
 
   // Microseconds of one layer's attention, median over replays of a graph of all layers; of an INVARIANT step, over its calls.
   double time() {
@@ -103,12 +91,6 @@ class Subject {
     return median(us);
   }
 
-  double page_bytes() const {
-    kvq_stats stats = sized<kvq_stats>();
-    check(kvq_stats_get(cache_, &stats));
-    return double(stats.page_bytes_raw + stats.page_bytes_packed) / layers_;
-  }
-
   // ||out - exact|| / ||exact|| of the last sequence's last KV head.
   double error() const {
     const uint32_t head = shape_.kv_heads - 1, ratio = shape_.q_heads / shape_.kv_heads, s = shape_.batch - 1, dim = shape_.dim;
@@ -119,10 +101,8 @@ class Subject {
     for (uint32_t i = 0; i < shape_.new_tokens; i++)
       for (uint32_t h = 0; h < ratio; h++)
         for (uint32_t c = 0; c < dim; c++) {
-          const uint16_t bits = query_[((size_t(s) * shape_.new_tokens + i) * shape_.q_heads + head * ratio + h) * dim + c];
-          const uint32_t e = bits >> 10 & 31u;
-          const float magnitude = e ? std::ldexp(float((bits & 1023u) | 1024u), int(e) - 25) : std::ldexp(float(bits & 1023u), -24);
-          q[(size_t(i) * ratio + h) * dim + c] = bits & 0x8000u ? -magnitude : magnitude;
+          const size_t at = ((size_t(s) * shape_.new_tokens + i) * shape_.q_heads + head * ratio + h) * dim + c;
+          q[(size_t(i) * ratio + h) * dim + c] = float(kvq_test::half_value(query_[at]));
         }
     kvq_test::Attention a{};
     a.tokens = shape_.context, a.n_queries = shape_.new_tokens, a.q_heads = ratio, a.kv_heads = 1, a.dim_k = a.dim_v = dim;
@@ -138,41 +118,7 @@ class Subject {
   }
 
  private:
-  void commit(bool with_scores) {
-    const uint32_t chunk_tokens = std::min(shape_.context, 16384u);
-    DeviceRows k(size_t(chunk_tokens) * shape_.kv_heads * shape_.dim), v(k.n), q(size_t(chunk_tokens) * shape_.q_heads * shape_.dim);
-    q.fill(7, 1.0f);
-    std::vector<float> scores(chunk_tokens);
-    const auto begin = std::chrono::steady_clock::now();
-    for (uint32_t b = 0; b < shape_.batch; b++) {
-      seqs_.push_back(0);
-      check(kvq_seq_create(cache_, &seqs_.back()));
-      for (uint32_t l = 0; l < layers_; l++)
-        for (uint32_t first = 0; first < shape_.context; first += chunk_tokens) {
-          k.fill(1 + (uint64_t(b) * layers_ + l) * 64 + first / chunk_tokens, 1.0f);
-          v.fill(500000 + (uint64_t(b) * layers_ + l) * 64 + first / chunk_tokens, 1.0f);
-          const kvq_tensor kt = k.tensor(), vt = v.tensor(), qt = q.tensor();
-          kvq_prefill chunk = sized<kvq_prefill>();
-          chunk.layer = l;
-          chunk.n_tokens = std::min(chunk_tokens, shape_.context - first);
-          chunk.k = &kt, chunk.v = &vt, chunk.q = &qt;
-          if (with_scores && l == 0) {
-            for (size_t i = 0; i < scores.size(); i++) scores[i] = float((i * 2654435761u) >> 8 & 0xffff);
-            chunk.scores = scores.data(), chunk.n_scores = uint32_t(chunk.n_tokens);
-          }
-          if (first + chunk_tokens >= shape_.context) chunk.flags = KVQ_PREFILL_FINAL;
-          check(kvq_prefill_commit(cache_, seqs_.back(), &chunk, nullptr));
-        }
-    }
-    check(cudaDeviceSynchronize());
-    commit_seconds = since(begin) * 1e-6;
-  }
-
   Shape shape_;
-  uint32_t layers_;
-  kvq_cache *cache_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  std::vector<kvq_seq> seqs_;
   void *out_ = nullptr;
   std::vector<float> result_;
   std::vector<uint16_t> query_;
@@ -191,7 +137,7 @@ void measure(const std::string &recipe, const Shape &shape) {
               "\"commit_seconds\": %.3f, \"commit_gigabytes_per_second\": %.1f, \"host_attend_us\": %.2f, \"host_begin_us\": %.1f, \"host_begin_again_us\": %.1f}\n",
               recipe.c_str(), shape.batch, shape.context, shape.q_heads, shape.kv_heads, shape.dim, shape.new_tokens,
               shape.flags ? "true" : "false", us, page_bytes / tokens,
-              page_bytes / us * 1e-6, error, subject.commit_seconds, tokens * layers * 4 * shape.dim / subject.commit_seconds * 1e-9,
+              page_bytes / us * 1e-6, error, subject.commit_seconds(), tokens * layers * 4 * shape.dim / subject.commit_seconds() * 1e-9,
               subject.host_attend_us, subject.host_begin_us, subject.host_begin_again_us);
   std::fflush(stdout);
 }

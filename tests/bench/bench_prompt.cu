@@ -5,8 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "device.cuh"
+#include "half.hpp"
 #include "oracle.hpp"
+#include "prompted.cuh"
 
 namespace {
 
@@ -14,36 +15,19 @@ struct Shape {
   uint32_t queries, context, q_heads, kv_heads, dim;
 };
 
-float half_at(const std::vector<uint16_t> &x, size_t i) {
-  const uint32_t e = x[i] >> 10 & 31u;
-  const float magnitude = e ? std::ldexp(float((x[i] & 1023u) | 1024u), int(e) - 25) : std::ldexp(float(x[i] & 1023u), -24);
-  return x[i] & 0x8000u ? -magnitude : magnitude;
-}
-
-class Subject {
+class Subject : public PromptedCache {
  public:
   Subject(const std::string &recipe, const Shape &shape, uint32_t layers)
-      : shape_(shape), layers_(layers), q_(size_t(shape.queries) * shape.q_heads * shape.dim), out_(q_.n) {
-    kvq_layer layer = sized<kvq_layer>();
-    layer.kv_heads = shape.kv_heads, layer.q_heads = shape.q_heads, layer.dim_k = shape.dim;
-    kvq_config config = sized<kvq_config>();
-    config.backend = KVQ_BACKEND_CUDA;
-    config.n_layers = layers, config.n_layer_structs = 1, config.layers = &layer, config.recipe = recipe.c_str();
-    check(kvq_create(&config, &cache_));
-    check(cudaStreamCreate(&stream_));
+      : PromptedCache(recipe, {1, shape.context, shape.q_heads, shape.kv_heads, shape.dim}, layers), shape_(shape),
+        q_(size_t(shape.queries) * shape.q_heads * shape.dim), out_(q_.n) {
     q_.fill(99, 1.0f);
-    commit(recipe.rfind("semkv", 0) == 0);
+    check(cudaDeviceSynchronize());
   }
-  ~Subject() {
-    kvq_destroy(cache_);
-    cudaStreamDestroy(stream_);
-  }
-  Subject(const Subject &) = delete;
 
   // Median microseconds of one call.
   double time(uint32_t rounds) {
     kvq_step step = 0;
-    check(kvq_step_begin(cache_, &seq_, &shape_.queries, 1, KVQ_STEP_QUERY_ONLY, &step));
+    check(kvq_step_begin(cache_, seqs_.data(), &shape_.queries, 1, KVQ_STEP_QUERY_ONLY, &step));
     cudaEvent_t from, to;
     check(cudaEventCreate(&from)), check(cudaEventCreate(&to));
     std::vector<double> us;
@@ -67,8 +51,8 @@ class Subject {
   double error() const {
     const uint32_t dim = shape_.dim, ratio = shape_.q_heads / shape_.kv_heads, head = shape_.kv_heads - 1;
     std::vector<float> k(size_t(shape_.context) * dim), v(k.size());
-    check(kvq_export_values(cache_, seq_, 0, head, KVQ_TENSOR_K, 0, shape_.context, k.data()));
-    check(kvq_export_values(cache_, seq_, 0, head, KVQ_TENSOR_V, 0, shape_.context, v.data()));
+    check(kvq_export_values(cache_, seqs_[0], 0, head, KVQ_TENSOR_K, 0, shape_.context, k.data()));
+    check(kvq_export_values(cache_, seqs_[0], 0, head, KVQ_TENSOR_V, 0, shape_.context, v.data()));
     std::vector<uint16_t> q(q_.n), out(out_.n);
     check(cudaMemcpy(q.data(), q_.data, q.size() * 2, cudaMemcpyDeviceToHost));
     check(cudaMemcpy(out.data(), out_.data, out.size() * 2, cudaMemcpyDeviceToHost));
@@ -77,7 +61,7 @@ class Subject {
       const uint32_t query = uint32_t(uint64_t(shape_.queries - 1) * i / 19);
       const size_t row = (size_t(query) * shape_.q_heads + head * ratio + i % ratio) * dim;
       std::vector<float> mine(dim);
-      for (uint32_t c = 0; c < dim; c++) mine[c] = half_at(q, row + c);
+      for (uint32_t c = 0; c < dim; c++) mine[c] = float(kvq_test::half_value(q[row + c]));
       kvq_test::Attention a{};
       a.tokens = shape_.context - shape_.queries + query + 1, a.n_queries = a.q_heads = a.kv_heads = 1, a.dim_k = a.dim_v = dim;
       a.q = mine.data(), a.k = k.data(), a.v = v.data();
@@ -85,7 +69,7 @@ class Subject {
       std::vector<double> rounded(exact.out.begin(), exact.out.end());
       double off = 0, power = 0;  // the output is fp16: its own rounding is no error of attention
       for (uint32_t c = 0; c < dim; c++) {
-        const double difference = std::fabs(half_at(out, row + c) - rounded[c]), half_ulp = std::ldexp(std::fabs(rounded[c]), -11) + 0x1p-25;
+        const double difference = std::fabs(kvq_test::half_value(out[row + c]) - rounded[c]), half_ulp = std::ldexp(std::fabs(rounded[c]), -11) + 0x1p-25;
         off += std::pow(std::max(0.0, difference - half_ulp), 2), power += rounded[c] * rounded[c];
       }
       worst = std::max(worst, off / power / (1e-7 * std::max(1.0, exact.variance[0])));
@@ -93,44 +77,13 @@ class Subject {
     return worst;
   }
 
-  double page_bytes() const {
-    kvq_stats stats = sized<kvq_stats>();
-    check(kvq_stats_get(cache_, &stats));
-    return double(stats.page_bytes_raw + stats.page_bytes_packed) / layers_;
-  }
-
  private:
   void attend(kvq_step step, uint32_t layer) {
     kvq_tensor q = q_.tensor(), out = out_.tensor();
     check(kvq_attend(cache_, step, layer, &q, &out, nullptr, nullptr, stream_));
   }
-  void commit(bool with_scores) {
-    const uint32_t chunk_tokens = std::min(shape_.context, 8192u);
-    DeviceRows k(size_t(chunk_tokens) * shape_.kv_heads * shape_.dim), v(k.n), q(size_t(chunk_tokens) * shape_.q_heads * shape_.dim);
-    q.fill(7, 1.0f);
-    std::vector<float> scores(chunk_tokens);
-    for (size_t i = 0; i < scores.size(); i++) scores[i] = float((i * 2654435761u) >> 8 & 0xffff);
-    check(kvq_seq_create(cache_, &seq_));
-    for (uint32_t l = 0; l < layers_; l++)
-      for (uint32_t first = 0; first < shape_.context; first += chunk_tokens) {
-        k.fill(1 + l * 64 + first / chunk_tokens, 1.0f), v.fill(500000 + l * 64 + first / chunk_tokens, 1.0f);
-        const kvq_tensor kt = k.tensor(), vt = v.tensor(), qt = q.tensor();
-        kvq_prefill chunk = sized<kvq_prefill>();
-        chunk.layer = l, chunk.n_tokens = std::min(chunk_tokens, shape_.context - first);
-        chunk.k = &kt, chunk.v = &vt, chunk.q = &qt;
-        if (with_scores && l == 0) chunk.scores = scores.data(), chunk.n_scores = uint32_t(chunk.n_tokens);
-        if (first + chunk_tokens >= shape_.context) chunk.flags = KVQ_PREFILL_FINAL;
-        check(kvq_prefill_commit(cache_, seq_, &chunk, nullptr));
-      }
-    check(cudaDeviceSynchronize());
-  }
-
   Shape shape_;
-  uint32_t layers_;
   DeviceRows q_, out_;
-  kvq_cache *cache_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  kvq_seq seq_ = 0;
 };
 
 void measure(const std::string &recipe, const Shape &shape, uint32_t rounds) {

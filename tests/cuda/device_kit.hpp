@@ -42,4 +42,17 @@ class DeviceTensor {
   kvq_tensor view_;
 };
 
+// What f() launches on a stream, as a graph.
+template <class F>
+cudaGraphExec_t record(cudaStream_t stream, F &&f) {
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  f();
+  REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+  cudaGraphDestroy(graph);
+  return exec;
+}
+
 }  // namespace kvq_test

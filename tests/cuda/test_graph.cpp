@@ -58,18 +58,14 @@ TEST_CASE("a graph captured at 100 tokens is right at 1500") {
         if (i % 20 == 0) ok(kvq_attend(caches[0], steps[0], l, tq.view(), result.view(), nullptr, nullptr, nullptr));
         expected.push_back(result.values());
       }
-      if (!exec) {
-        REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-        for (uint32_t l = 0; l < kLayers; l++) {
-          const kvq_tensor tk = k[l]->tensor(), tv = v[l]->tensor(), tq = q[l]->tensor(), to = out[l]->tensor();
-          ok(kvq_append(caches[1], steps[1], l, &tk, &tv, nullptr, stream));
-          ok(kvq_attend(caches[1], steps[1], l, &tq, &to, nullptr, nullptr, stream));
-        }
-        cudaGraph_t graph;
-        REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-        REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
-        cudaGraphDestroy(graph);
-      }
+      if (!exec)
+        exec = record(stream, [&] {
+          for (uint32_t l = 0; l < kLayers; l++) {
+            const kvq_tensor tk = k[l]->tensor(), tv = v[l]->tensor(), tq = q[l]->tensor(), to = out[l]->tensor();
+            ok(kvq_append(caches[1], steps[1], l, &tk, &tv, nullptr, stream));
+            ok(kvq_attend(caches[1], steps[1], l, &tq, &to, nullptr, nullptr, stream));
+          }
+        });
       REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
       REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
       for (uint32_t l = 0; l < kLayers && i % 20 == 0; l++) {

@@ -298,15 +298,11 @@ TEST_CASE("a graph of a chunk stays right while the sequence grows") {
     ok(kvq_step_begin(subject.cache, &seq, &kChunk, 1, 0, &id));
     k.set(subject.text.rows(0, Text::K, list)), v.set(subject.text.rows(0, Text::V, list)), q.set(subject.text.rows(0, Text::Q, list));
     const kvq_tensor tk = k.tensor(), tv = v.tensor(), tq = q.tensor(), to = out.tensor();
-    if (!exec) {
-      REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-      ok(kvq_append(subject.cache, id, 0, &tk, &tv, nullptr, stream));
-      ok(kvq_attend(subject.cache, id, 0, &tq, &to, nullptr, nullptr, stream));
-      cudaGraph_t graph;
-      REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-      REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
-      cudaGraphDestroy(graph);
-    }
+    if (!exec)
+      exec = record(stream, [&] {
+        ok(kvq_append(subject.cache, id, 0, &tk, &tv, nullptr, stream));
+        ok(kvq_attend(subject.cache, id, 0, &tq, &to, nullptr, nullptr, stream));
+      });
     REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
     REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
     const Floats replayed = out.get();
