@@ -21,6 +21,8 @@ constexpr FusedKernel kColumns[] = {
     columns<4, 1, Nibbles<2>>(Code::book2),
     columns<16, 1, Crumbs>(Code::crumbs),
     columns<16, 1, Nibbles<2>>(Code::book2),
+    columns<16, 1, Digits<3, false, true>>(Code::levels3),
+    columns<16, 1, Digits<6, true, false>>(Code::levels6),
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 
 template <class Match>
 const FusedKernel *find(Match &&match) {
-  for (const auto &part : {fused_books(), fused_columns(), fused_rows(), fused_groups()})
+  for (const auto &part : {fused_books(), fused_columns(), fused_rows(), fused_groups(), fused_fields(), fused_polar()})
     for (const FusedKernel &kernel : part)
       if (match(kernel)) return &kernel;
   return nullptr;

@@ -30,7 +30,7 @@ BlockShape block_shape(const Processors &processors, const BlockLimits &limits, 
 cudaError_t allow_shared(const void *function, uint32_t block_bytes);
 
 // By translation unit.
-std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups();
+std::span<const FusedKernel> fused_books(), fused_columns(), fused_rows(), fused_groups(), fused_fields(), fused_polar();
 
 // Is there a kernel that reads such pages, alone or with others?
 bool has_fused(uint32_t dim, PagePath path);

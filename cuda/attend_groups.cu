@@ -1,14 +1,24 @@
-// Fused kernels for keys in groups of channels (Block-GTQ).
+// Fused kernels for books in groups of channels (Block-GTQ, channel-split), and for rows of different books in keys and values.
+#include "cuda/groups.cuh"
 #include "cuda/fused_kernel.cuh"
 
 namespace kvq::cuda {
 namespace {
 
-template <int N, int W>
+template <int U, int N, class Values>
 constexpr FusedKernel groups(Code values) {
-  return fused<8, N, Pages<Groups, Nibbles<W>>, NoPages>({Code::groups, values}, {});
+  return fused<U, N, Pages<Groups, Values>, NoPages>({Code::groups, values}, {});
 }
-constexpr FusedKernel kGroups[] = {groups<1, 3>(Code::book3), groups<1, 2>(Code::book2), groups<2, 3>(Code::book3), groups<2, 2>(Code::book2)};
+constexpr FusedKernel kGroups[] = {
+    groups<8, 1, Nibbles<3>>(Code::book3),
+    groups<8, 1, Nibbles<2>>(Code::book2),
+    groups<8, 2, Nibbles<3>>(Code::book3),
+    groups<8, 2, Nibbles<2>>(Code::book2),
+    groups<8, 1, GroupValues>(Code::groups),
+    groups<8, 2, GroupValues>(Code::groups),
+    groups<4, 1, GroupValues>(Code::groups),
+    groups<16, 1, GroupValues>(Code::groups),
+};
 
 }  // namespace
 

@@ -9,14 +9,24 @@ using Affine = Pages<Digits<L, false, false>, Digits<L, false, true>>;
 template <int L>
 using Book = Pages<Digits<L, L != 3, false>, Digits<L, L != 3, L == 3>>;
 
-template <int N, class First, class Second>
+template <int U, int N, class First, class Second>
 constexpr FusedKernel rows(Code first, Code second) {
-  return fused<8, N, First, Second>({first, first}, {second, second});
+  return fused<U, N, First, Second>({first, first}, {second, second});
+}
+template <int U, int N>
+constexpr FusedKernel affine() {
+  return rows<U, N, Affine<5>, Affine<6>>(Code::rows5, Code::rows6);
+}
+template <int U, int N>
+constexpr FusedKernel book() {
+  return rows<U, N, Book<5>, Book<6>>(Code::levels5, Code::levels6);
+}
+template <int U, int N>
+constexpr FusedKernel small() {
+  return rows<U, N, Book<3>, Pages<Nibbles<2>, Nibbles<2>>>(Code::levels3, Code::book2);
 }
 constexpr FusedKernel kRowKernels[] = {
-    rows<1, Affine<5>, Affine<6>>(Code::rows5, Code::rows6),
-    rows<1, Book<5>, Book<6>>(Code::levels5, Code::levels6),
-    rows<1, Book<3>, Pages<Nibbles<2>, Nibbles<2>>>(Code::levels3, Code::book2),
+    affine<8, 1>(), book<8, 1>(), small<8, 1>(), affine<8, 2>(), book<8, 2>(), small<8, 2>(), affine<16, 1>(), book<16, 1>(), small<16, 1>(),
 };
 
 }  // namespace

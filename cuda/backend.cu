@@ -587,8 +587,8 @@ Status check_cuda(uint32_t device, std::span<const LayerShape> shapes) {
   return KVQ_OK;
 }
 
-bool cuda_reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit) {
-  return cuda::reads_fused(shape, k, v, page_tokens, bmax, unit);
+bool cuda_reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax) {
+  return cuda::reads_fused(shape, k, v, page_tokens, bmax);
 }
 
 std::shared_ptr<Backend> make_cuda_backend(Memory *memory, uint32_t device, const char *) {

@@ -39,18 +39,28 @@ __device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, ui
   return number % levels;
 }
 
-__device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, uint32_t token, uint32_t slot) {
+// Kitty: the upper bits of a channel's code.
+__device__ inline uint32_t boosted_bits(const TensorFormat &f, const uint8_t *blob, const uint32_t *words, uint32_t token, uint32_t slot) {
+  const uint32_t position = blob[positions_of(f, token / f.group) + slot];
+  if (position == 0xff) return 0;
+  const Place p = key_place(token % kTile, position);
+  return words[32 * tile_words(f) + upper_word(upper_lanes(f.boosted), p.lane, p.reg / 4)] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u;
+}
+
+__device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, const Region &region, uint32_t token, uint32_t slot) {
   const Place p = f.tensor ? value_place(token % kTile, slot) : key_place(token % kTile, slot);
   const uint32_t *words = reinterpret_cast<const uint32_t *>(blob + f.codes + tile_offset(f, token / kTile));
   const uint32_t width = f.width[p.unit], y = 2 * p.unit + (p.reg & 1), q = p.reg / 2;
   uint32_t code = 0;
   switch (f.coding) {
     case Coding::nibbles:
+      words += 32 * unit_word(f, p.unit);
+      if (width == 8) return (words[lane_word(8, p.lane, p.reg)] >> 8 * p.byte & 0xff) - region_centre(f, region, p.unit);
       for (uint32_t b = 0; b < width; b++) {
         const BitPlace at = code_bit(width, p.reg, p.byte, b);
-        code |= (words[unit_word(f, p.unit) * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+        code |= (words[lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
       }
-      return plain_code(width, code);
+      return plain_code(width, code) - region_centre(f, region, p.unit);
     case Coding::planes:
       for (uint32_t plane = 0; 2 * plane < width; plane++) {
         const PlanePlace place = plane_place(f, plane, p.unit);
@@ -59,12 +69,19 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
         const uint32_t bits = crumb ? at[p.reg / 4] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u : at[0] >> (8 * p.byte + 2 * (p.reg % 4) + p.reg / 4) & 1u;
         code |= bits << 2 * plane;
       }
+      return f.boosted ? code | boosted_bits(f, blob, words, token, slot) << 2 : code;
+    case Coding::fields:
+      for (uint32_t plane = 0; 2 * plane < width; plane++) {
+        const BitPlace at = field_place(f.dim / 16, width, plane, y, q, p.lane);
+        code |= (words[at.word] >> (8 * p.byte + at.bit) & (width >= 2 * plane + 2 ? 3u : 1u)) << 2 * plane;
+      }
       return code;
     case Coding::crumbs:
       return words[y / 4 * 128 + p.lane * 4 + q] >> (8 * p.byte + 2 * (y % 4)) & 3u;
     default:
       const QByte at = swizzle(f.swizzled, q, p.byte);
-      return radix_code(words, f.region[0].levels, p.lane, y, at.q, at.byte);
+      words += y / 16 * 32 * digits_of(f.region[0].levels).words;
+      return radix_code(words, f.region[0].levels, p.lane, y % 16, at.q, at.byte);
   }
 }
 
@@ -82,11 +99,11 @@ __device__ inline uint32_t region_of(const TensorFormat &f, uint32_t slot) {
 __device__ inline uint32_t page_code(const TensorFormat &f, const uint8_t *blob, uint32_t r, uint32_t token, uint32_t slot) {
   const Region &region = f.region[r];
   if (region.levels <= 1) return 0;
-  if (f.layout == Layout::fragments) return fragment_code(f, blob, token, slot);
+  if (f.layout == Layout::fragments) return fragment_code(f, blob, region, token, slot);
   const uint8_t *codes = blob + f.codes;
   uint32_t code = stream_code(region, codes + region.offset, stream_element(f, region, token, slot - region.first));
   if (!f.positions) return code;
-  const uint32_t position = blob[f.positions + token / f.group * f.dim + slot];
+  const uint32_t position = blob[positions_of(f, token / f.group) + slot];
   if (position == 0xff) return code;
   const uint32_t e = (token / f.group * f.boosted + position) * f.group + token % f.group;
   return code | uint32_t(codes[f.region[1].offset + e / 4] >> e % 4 * 2 & 3) << 2;
@@ -101,7 +118,8 @@ __device__ inline uint32_t row_param(const TensorFormat &f, uint32_t token, uint
 __device__ inline uint32_t column_param(const TensorFormat &f, uint32_t i) {
   if (f.layout == Layout::streams) return f.params + i * f.param_bytes;
   const uint32_t zero = i & 1, slot = i / 2 % f.dim, group = i / 2 / f.dim;
-  return f.params + group * f.group_stride + (zero * f.dim + slot) * f.param_bytes;
+  const uint32_t shared = tile_groups(f), among = group % shared * 2;
+  return f.params + group / shared * f.group_stride + ((among + zero) * f.dim + slot) * f.param_bytes;
 }
 __device__ inline uint16_t load_stored(const TensorFormat &f, const uint8_t *blob, uint32_t at) {
   return f.param_bytes == 1 ? blob[at] : *reinterpret_cast<const uint16_t *>(blob + at);

@@ -89,7 +89,7 @@ __device__ inline void encode_group(const Tile &tile, const Columns &columns, ui
   const TensorFormat &f = tile.f;
   const uint32_t group = (tile.first + from) / f.group;
   const ParamType type = ParamType(f.param_type);
-  uint8_t *positions = f.positions ? tile.blob + f.positions + group * f.dim : nullptr;
+  uint8_t *positions = f.positions ? tile.blob + positions_of(f, group) : nullptr;
   if (positions) choose_boosted(tile, columns, from, positions);
   columns.for_slots([&](uint32_t slot, uint32_t part) {
     const uint32_t place = columns.place[slot];

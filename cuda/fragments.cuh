@@ -35,21 +35,25 @@ struct LevelTable {
   uint32_t low, high;
 };
 
+struct RowClass;
+
 // What a Code says of itself.
 struct CodeTraits {
+  using Rows = RowClass;                    // what its rows need besides their bytes
   static constexpr uint32_t kWarps = 16;    // of a block: 128 registers a thread; 12: 168
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
   static constexpr bool kAffine = false;    // rows have a zero
   static constexpr bool kFromOne = false;   // digit d is level d - 1
   static constexpr bool kNested = false;    // values: registers may hold quotients (nested)
+  static constexpr bool kScattered = false; // values: slots may be other channels, and rotate in groups
   // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
   __device__ static constexpr int nested(int) { return 0; }
   // Values: registers of y are this many times their codes.
   __device__ static constexpr int weight(int) { return 1; }
 };
 
-// Books of 2^W levels.  Levels of 16 and more are antisymmetric and without 0: codes have a magnitude and a sign.
-template <int W>
+// Books of 2^B levels, stored in W bits.  Levels of 16 and more are antisymmetric and without 0: codes have a magnitude and a sign.
+template <int W, int B = W>
 struct Nibbles : CodeTraits {
   static constexpr bool kSigned = W >= 4;
   static constexpr uint32_t kWarps = kSigned ? 12 : 16;
@@ -59,7 +63,8 @@ struct Nibbles : CodeTraits {
   static constexpr LevelTable levels(int k, int sign = 1) {
     LevelTable table{0, 0};
     for (int i = 0; i < 8; i++) {
-      const int level = book_data::level(W, kSigned ? (1 << (W - 1)) + 8 * k + i : i % (1 << W));
+      const int code = (kSigned ? (1 << (W - 1)) + 8 * k + i : i % (1 << W)) - int(centre(W, B));
+      const int level = code >= 0 && code < 1 << B ? book_data::level(B, code) : 0;
       (i < 4 ? table.low : table.high) |= (uint32_t(sign * level) & 0xff) << 8 * (i % 4);
     }
     return table;
@@ -189,8 +194,8 @@ struct Digits : CodeTraits {
   static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
   static constexpr DigitShape kRadix = digits_of(L);
   static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
-  __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L : 0; }
-  __device__ static constexpr int bytes(int) { return kWords * 128; }
+  __device__ static constexpr int nested(int y) { return kQuotients && y % 16 < 15 && y % 16 % N != N - 1 ? L : 0; }
+  __device__ static constexpr int bytes(int units) { return units / 8 * kWords * 128; }
 
   // Digits or quotients of four bytes: products of 16 bits, of which the upper bytes are gathered.
   __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
@@ -230,7 +235,13 @@ struct Digits : CodeTraits {
   }
   template <int U, class Use>
   __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
-    static_assert(U == 8);
+    static_assert(U == 8 || U == 16);
+    for_part<0>(codes, lane, table, use);
+    if constexpr (U == 16) for_part<4>(codes + kWords * 128, lane, table, use);
+  }
+  // Eight units, from pair kFirst on.
+  template <int kFirst, class Use>
+  __device__ static __forceinline__ void for_part(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4], last = 0, single[4] = {};
 #pragma unroll
     for (int k = 0; k <= kGroups; k++) {
@@ -261,7 +272,7 @@ struct Digits : CodeTraits {
         if (4 * p + 4 > from && 4 * p + 4 <= to) {
           const uint32_t u[8] = {r[4 * p][0], r[4 * p + 1][0], r[4 * p][1], r[4 * p + 1][1], r[4 * p][2], r[4 * p + 1][2], r[4 * p][3], r[4 * p + 1][3]};
           const uint32_t v[8] = {r[4 * p + 2][0], r[4 * p + 3][0], r[4 * p + 2][1], r[4 * p + 3][1], r[4 * p + 2][2], r[4 * p + 3][2], r[4 * p + 2][3], r[4 * p + 3][3]};
-          use.add(p, u, v);
+          use.add(kFirst + p, u, v);
         }
     }
   }

@@ -50,6 +50,9 @@ __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, u
 
 // ---- queries as integers
 
+// Between rows of queries in shared memory, in floats: four rows at once meet few banks.
+__host__ __device__ constexpr int query_stride(int units) { return 16 * units + 16; }
+
 // v = high * 256 + low with signed bytes; f holds v + 1.5 * 2^23 + 128, so that byte 1 is high and byte 0 is low + 128.
 constexpr float kDigits = 12582912.0f + 128.0f;
 
@@ -61,19 +64,14 @@ __device__ __forceinline__ QueryBytes split_query(const float (&f)[4]) {
   return {gather_bytes(a, b, c, d, 0x51u), gather_bytes(a, b, c, d, 0x40u) ^ 0x80808080u};
 }
 
-// Columns of B for a row of products: each of a pair's lanes makes half of them and they trade bytes.  products(slot, x) gives four.
-// Returns the value of one unit for the row that the lane owns.
-template <int U, class Products>
-__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[U]) {
+// Columns of B for a row of products x, of which each of a pair's lanes has made half: they trade bytes.  Returns the value of one unit
+// for the row that the lane owns.
+template <int U>
+__device__ __forceinline__ float trade_query(const Lane &me, const float (&x)[2 * U], uint32_t (&b)[U]) {
   constexpr int kHalf = U / 2;
-  float x[4 * kHalf], top = 1e-30f;
+  float top = 1e-30f;
 #pragma unroll
-  for (int k = 0; k < kHalf; k++) {
-    float four[4];
-    products((me.low * kHalf + k) * 16 + me.t * 4, four);
-#pragma unroll
-    for (int j = 0; j < 4; j++) x[4 * k + j] = four[j], top = fmaxf(top, fabsf(four[j]));
-  }
+  for (int i = 0; i < 4 * kHalf; i++) top = fmaxf(top, fabsf(x[i]));
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
@@ -89,6 +87,19 @@ __device__ __forceinline__ float quantize_query(const Lane &me, Products &&produ
     b[kHalf + k] = me.low ? mine : other;
   }
   return __shfl_sync(~0u, top * (1.0f / 32600.0f), me.t * 8);
+}
+// The same for products(slot, x), which gives four.
+template <int U, class Products>
+__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[U]) {
+  float x[2 * U];
+#pragma unroll
+  for (int k = 0; k < U / 2; k++) {
+    float four[4];
+    products((me.low * (U / 2) + k) * 16 + me.t * 4, four);
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[4 * k + j] = four[j];
+  }
+  return trade_query<U>(me, x, b);
 }
 // A sum over the pair's and the quad's lanes, for the row that the lane owns.
 __device__ __forceinline__ float query_sum(const Lane &me, float sum) {
@@ -175,7 +186,7 @@ struct RowKeys {
     for (int n = 0; n < N; n++) {
       float sum = 0;
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
-        read_four(q + (4 * n + me.row) * (16 * U) + slot, x);
+        read_four(q + (4 * n + me.row) * query_stride(U) + slot, x);
         sum += x[0] + x[1] + x[2] + x[3];
       }, b[n]);
       total[n] = query_sum(me, sum);
@@ -211,6 +222,7 @@ struct RowKeys {
 // register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
 struct Planes {
   static constexpr uint32_t kWarps = 16;
+  using Rows = RowClass;
 };
 
 template <int U, int N>
@@ -218,7 +230,8 @@ struct ColumnKeys {
   static constexpr bool kColumns = true;
   float unit[N], zero[N];
   uint32_t b[N][U];
-  uint32_t pairs[kPlanes];  // of TensorFormat
+  static constexpr uint32_t kMost = 3;  // planes
+  uint32_t pairs[kMost];    // of TensorFormat
   int planes;               // the highest
   bool halves;              // half of the units have one bit, half three (PN-Mix): known when this is compiled, so nothing is looked up
   static constexpr uint32_t half_units(int p) {
@@ -228,7 +241,7 @@ struct ColumnKeys {
 
   __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *, uint32_t *) {
 #pragma unroll
-    for (uint32_t p = 0; p < kPlanes; p++) pairs[p] = uniform(f.pairs[p]);
+    for (uint32_t p = 0; p < kMost; p++) pairs[p] = uniform(f.pairs[p]);
     planes = pairs[2] ? 2 : pairs[1] ? 1 : 0;
     halves = pairs[0] == half_units(0) && pairs[1] == half_units(1) && planes == 1;
   }
@@ -240,7 +253,7 @@ struct ColumnKeys {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         float s[4], z[4], v[4];
         load(slot, s, z);
-        read_four(q + (4 * n + me.row) * (16 * U) + slot, v);
+        read_four(q + (4 * n + me.row) * query_stride(U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
       }, b[n]);
@@ -357,77 +370,19 @@ struct ColumnKeys {
   }
 };
 
-// Rows in groups of channels, units of a width after those of the width before: a book and a scale each.
-struct Groups {
-  static constexpr uint32_t kWarps = 12;
+// How a Code's keys are multiplied.
+template <class Code, int U, int N>
+struct KeysFor {
+  using Type = RowKeys<U, N>;
 };
-
 template <int U, int N>
-struct GroupKeys {
-  static constexpr bool kColumns = false;
-  float unit[N], center[N];
-  uint32_t *shared;      // columns of B, as those of ColumnKeys
-  uint32_t firsts;       // nibble w: units of fewer than w bits, w = 1..7
-  uint32_t params, param_bytes;
-
-  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *q, const float *centers, uint32_t *columns) {
-    shared = columns;
-    params = f.params - f.codes, param_bytes = uniform(f.param_bytes);
-    firsts = uint32_t(U) << 28;
-#pragma unroll
-    for (int w = 1; w <= 6; w++) firsts |= uint32_t(f.first[w]) << 4 * w;
-    firsts = uniform(firsts);
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      uint32_t b[U];
-      unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * (16 * U) + slot, x); }, b);
-#pragma unroll
-      for (int u = 0; u < U; u++) shared[(n * U + u) * 32 + me.lane] = b[u];
-      unit[n] *= param_scale(param_bytes);
-      center[n] = centers[4 * n + me.t];
-    }
-  }
-  // The units of one width.
-  template <int W>
-  __device__ __forceinline__ void add_width(const Lane &me, const uint8_t *&codes, const uint8_t *&scales, float (&s)[N][8]) const {
-    const uint32_t from = firsts >> 4 * W & 0xf, to = firsts >> (4 * W + 4) & 0xf;
-    if (from == to) return;
-    int acc[N][4][4] = {};
-    const uint32_t *b = shared + 32 * from + me.lane, *end = shared + 32 * to + me.lane;
-#pragma unroll 1
-    for (; b < end; b += 32, codes += W * 128) {
-      uint32_t r[8];
-      Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(0), r);
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * U * 32]);
-    }
-    float h[8];
-    load_scales(scales, me.r, param_bytes, h);
-    scales += kTile * param_bytes;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][x] = fmaf(float(c[0] * 256 + c[1]), unit[n] * book_data::scale(W) * h[x], s[n][x]);  // unit: with param_scale
-      }
-  }
-  template <class>
-  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = center[n];
-    const uint8_t *scales = codes + params;
-    add_width<1>(me, codes, scales, s);
-    add_width<2>(me, codes, scales, s);
-    add_width<3>(me, codes, scales, s);
-    add_width<4>(me, codes, scales, s);
-    add_width<5>(me, codes, scales, s);
-    add_width<6>(me, codes, scales, s);
-  }
+struct KeysFor<Planes, U, N> {
+  using Type = ColumnKeys<U, N>;
+};
+// Shared memory of a warp for what keys are multiplied with.
+template <class Keys>
+struct ScratchOf {
+  static constexpr uint32_t kBytes = 0;
 };
 
 // ---- values
@@ -492,6 +447,19 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// Weights as integers, of which each of a pair's lanes takes one byte, to columns of B.
+__device__ __forceinline__ void trade_weights(const Lane &me, const uint32_t (&v)[8], uint32_t (&b)[4]) {
+#pragma unroll
+  for (int s = 0; s < 8; s += 4) {
+    const uint32_t high = gather_bytes(v[s], v[s + 1], v[s + 2], v[s + 3], 0x51u), low = gather_bytes(v[s], v[s + 1], v[s + 2], v[s + 3], 0x40u);
+    // A lane gives its high bytes to one of two readers and its low bytes to the other: even r high first, odd r low first.
+    const uint32_t first = __shfl_sync(~0u, me.r & 1 ? low : high, (2 * me.t + me.low) * 4 + me.row);
+    const uint32_t second = __shfl_sync(~0u, me.r & 1 ? high : low, (2 * me.t + 1 - me.low) * 4 + me.row);
+    b[s / 2] = me.low ? second : first;
+    b[s / 2 + 1] = me.low ? first : second;
+  }
+}
+
 // Probabilities of a tile as columns of B; returns the value of one unit.
 __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)[8], uint32_t (&b)[4]) {
   float top = 1e-30f;
@@ -499,18 +467,10 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
   for (int x = 0; x < 8; x++) top = fmaxf(top, w[x]);
   top = lanes_max(top);
   const float inverse = 65528.0f * reciprocal(top);
+  uint32_t v[8];
 #pragma unroll
-  for (int s = 0; s < 2; s++) {
-    uint32_t v[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = __float_as_uint(fmaf(w[4 * s + j], inverse, 8388608.0f));
-    const uint32_t high = gather_bytes(v[0], v[1], v[2], v[3], 0x51u), low = gather_bytes(v[0], v[1], v[2], v[3], 0x40u);
-    // A lane gives its high bytes to one of two readers and its low bytes to the other: even r high first, odd r low first.
-    const uint32_t first = __shfl_sync(~0u, me.r & 1 ? low : high, (2 * me.t + me.low) * 4 + me.row);
-    const uint32_t second = __shfl_sync(~0u, me.r & 1 ? high : low, (2 * me.t + 1 - me.low) * 4 + me.row);
-    b[2 * s] = me.low ? second : first;
-    b[2 * s + 1] = me.low ? first : second;
-  }
+  for (int x = 0; x < 8; x++) v[x] = __float_as_uint(fmaf(w[x], inverse, 8388608.0f));
+  trade_weights(me, v, b);
   return top * (1.0f / 65528.0f);
 }
 
@@ -521,17 +481,46 @@ struct Mask {
   __device__ __forceinline__ uint32_t position_of(uint32_t token) const { return positions ? positions[token] : position + token; }
 };
 
+// What a kernel has of its values from tile to tile besides outputs, and the values of one tile.
+struct NoState {
+  __device__ __forceinline__ void scale(int, float) {}
+  template <class Rows, class Soft>
+  __device__ __forceinline__ void finish(const Rows &, Soft &) {}
+};
+template <class Code, int U, int N>
+struct StateFor {
+  using Type = NoState;
+};
+template <class Code, int U, int N>
+struct TileValues {
+  const RowClass &rows;
+  const uint8_t *codes;
+  float h[8], z[8];
+  uint32_t b[N][4];
+  float units[N];
+
+  __device__ __forceinline__ TileValues(const Lane &me, const RowClass &rows_of, const uint8_t *at) : rows(rows_of), codes(at) {
+    const uint8_t *params = codes + Code::bytes(U);
+    load_scales(params, me.r, Code::kAffine ? 2 : rows.param_bytes, h);
+    if constexpr (Code::kAffine) load_scales(params + 2 * kTile, me.r, 2, z);
+  }
+  __device__ __forceinline__ void hide(int x) { h[x] = 0, z[x] = 0; }  // nothing was written there
+  __device__ __forceinline__ void weigh(const Lane &me, int n, const float (&p)[8], Soft<U> &soft) {
+    float w[8];
+    cuda::weigh<Code>(rows, h, z, p, w, soft);
+    units[n] = spread_weights(me, w, b[n]);
+  }
+  __device__ __forceinline__ void finish(const Lane &me, NoState &, Soft<U> (&soft)[N]) { add_values<Code>(me, rows, codes, b, units, soft); }
+};
+
 // Not masked: every query sees the whole tile, and there is no soft cap.
-template <class KeyCode, class ValueCode, class Keys, int U, int N>
-__device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const RowClass &key, const RowClass &value, const uint8_t *key_codes,
-                                         const uint8_t *value_codes, float softcap, bool masked, const Mask &mask, const Visible (&sees)[N], Soft<U> (&soft)[N]) {
+template <class KeyCode, class ValueCode, class Keys, class State, int U, int N>
+__device__ __forceinline__ void run_tile(const Lane &me, Keys &keys, const typename KeyCode::Rows &key, const typename ValueCode::Rows &value,
+                                         const uint8_t *key_codes, const uint8_t *value_codes, float softcap, bool masked, const Mask &mask,
+                                         const Visible (&sees)[N], State &state, Soft<U> (&soft)[N]) {
   float s[N][8];
   keys.template logits<KeyCode>(me, key, key_codes, s);
-  float h[8], z[8];
-  if constexpr (ValueCode::kAffine)
-    load_scales(value_codes + ValueCode::bytes(U), me.r, 2, h), load_scales(value_codes + ValueCode::bytes(U) + 2 * kTile, me.r, 2, z);
-  else
-    load_scales(value_codes + ValueCode::bytes(U), me.r, value.param_bytes, h);
+  TileValues<ValueCode, U, N> values(me, value, value_codes);
   if (masked) {
     if (softcap > 0) {
 #pragma unroll
@@ -543,26 +532,23 @@ __device__ __forceinline__ void run_tile(const Lane &me, const Keys &keys, const
     for (int x = 0; x < 8; x++) {
       const uint32_t token = 8 * x + me.r;
       const bool exists = token < mask.count;
-      if (!exists) h[x] = 0, z[x] = 0;  // nothing was written there
+      if (!exists) values.hide(x);
       const uint32_t at = exists ? mask.position_of(token) : 0;
 #pragma unroll
       for (int n = 0; n < N; n++)
         if (!exists || at < sees[n].begin || at >= sees[n].end) s[n][x] = -INFINITY;
     }
   }
-  uint32_t b[N][4];
-  float units[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
     const float top = fmaxf(fmaxf(fmaxf(s[n][0], s[n][1]), fmaxf(s[n][2], s[n][3])), fmaxf(fmaxf(s[n][4], s[n][5]), fmaxf(s[n][6], s[n][7])));
-    if (__any_sync(~0u, top > soft[n].m + 4.0f)) move_reference(soft[n], lanes_max(top));
-    float p[8], w[8];
+    if (__any_sync(~0u, top > soft[n].m + 4.0f)) state.scale(n, move_reference(soft[n], lanes_max(top)));
+    float p[8];
 #pragma unroll
     for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[n][x] - soft[n].m), soft[n].l += p[x];
-    weigh<ValueCode>(value, h, z, p, w, soft[n]);
-    units[n] = spread_weights(me, w, b[n]);
+    values.weigh(me, n, p, soft[n]);
   }
-  add_values<ValueCode>(me, value, value_codes, b, units, soft);
+  values.finish(me, state, soft);
 }
 
 }  // namespace kvq::cuda

@@ -20,7 +20,7 @@ template <int U, int N>
 struct Queries {
   static constexpr uint32_t kItemRows = kRows * N, kDim = 16 * U;
   alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel, then for raw pages (split_query); in the end, results
-  alignas(16) float slot[kItemRows * kDim];  // as the keys are stored; in the end, weights of splits
+  alignas(16) float slot[kItemRows * query_stride(U)];  // as the keys are stored; in the end, weights of splits
   float center[kItemRows], unit[kItemRows];  // q . mu; of split_query
   float ml[2 * kItemRows];
   alignas(16) uint64_t barrier[16 * kStages];
@@ -35,7 +35,7 @@ __device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t si
   if (key.mu)
     for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key.mu[C * lane + j]);
   for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-  if (key.rotate && Kind(key.kind) != Kind::width_groups) {  // slots are channels
+  if (key.rotate && Kind(key.kind) != Kind::width_groups && Kind(key.kind) != Kind::channel_split) {  // slots are channels
     float y[C];
 #pragma unroll
     for (int j = 0; j < C; j++) y[j] = x[j];
@@ -60,7 +60,7 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
     float *raw = s.raw + row * kDim, x[C];
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
-    const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * kDim) : 0, unit = split_query(lane, x, raw);
+    const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * query_stride(U)) : 0, unit = split_query(lane, x, raw);
     if (lane == 0) s.center[row] = center, s.unit[row] = unit;
   }
   __syncthreads();
@@ -95,6 +95,47 @@ __device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)
   const float scale = rsqrtf(16.0f * U);
 #pragma unroll
   for (int y = 0; y < 2 * U; y++) o[y] *= scale;
+}
+
+// The same where slots are other channels and rotate in groups.  scratch: of the warp, [kRows * N][dim].
+template <int U, int N>
+__device__ void scatter_outputs(const Lane &me, const TensorFormat &f, float *scratch, Soft<U> (&soft)[N]) {
+  constexpr int kDim = 16 * U;
+  bool seen = false;
+  for (int n = 0; n < N; n++) seen |= soft[n].m > kUnseen;
+  if (!__any_sync(~0u, seen)) return;  // no raw page was this warp's
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int y = 0; y < 2 * U; y++) scratch[(4 * n + me.t) * kDim + 8 * y + me.r] = soft[n].o[y];
+  __syncwarp();
+  for (uint32_t row = 0; row < kRows * N; row++) {
+    float *at = scratch + row * kDim, x[U / 2];
+#pragma unroll
+    for (int j = 0; j < U / 2; j++) x[j] = at[f.channel[32 * j + me.lane]];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < U / 2; j++) at[32 * j + me.lane] = x[j];
+    for (uint32_t r = 0; r < f.regions && f.rotate; r++) rotate_warp(at, f, f.region[r], false);
+    __syncwarp();
+  }
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int y = 0; y < 2 * U; y++) soft[n].o[y] = scratch[(4 * n + me.t) * kDim + 8 * y + me.r];
+  __syncwarp();
+}
+// And back, a row of results by one warp.
+template <int C>
+__device__ void gather_row(uint32_t lane, const TensorFormat &f, float *row) {
+  for (uint32_t r = 0; r < f.regions && f.rotate; r++) rotate_warp(row, f, f.region[r], true);
+  __syncwarp();
+  float x[C];
+#pragma unroll
+  for (int j = 0; j < C; j++) x[j] = row[32 * j + lane];
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < C; j++) row[f.channel[32 * j + lane]] = x[j];
 }
 
 // ---- packed pages
@@ -204,15 +245,16 @@ struct Pages {
   using Key = KeyCode;
   using Value = ValueCode;
   static constexpr uint32_t kWarps = KeyCode::kWarps < ValueCode::kWarps ? KeyCode::kWarps : ValueCode::kWarps;
-  RowClass key, value;
-  uint32_t key_codes, value_codes, tiles, group_tiles;
+  typename KeyCode::Rows key;
+  typename ValueCode::Rows value;
+  uint32_t key_codes, value_codes, tiles, group_tiles, param_bytes;  // param_bytes: of the keys
 
   __device__ __forceinline__ void load(const TensorFormat *formats) {  // of the head's keys and values
     const TensorFormat &k = formats[0], &v = formats[1];
     key.load(k), value.load(v);
     key_codes = k.codes - k.params, value_codes = v.codes - k.params;
     if (!k.group) key_codes = 0, value_codes = v.codes - k.codes;
-    tiles = uniform(k.page_tokens / kTile), group_tiles = uniform(k.group_tiles);
+    tiles = uniform(k.page_tokens / kTile), group_tiles = uniform(k.group_tiles), param_bytes = uniform(k.param_bytes);
   }
 };
 struct NoPages {
@@ -221,23 +263,25 @@ struct NoPages {
 };
 
 template <class First, int U, int N>
-using KeysOf = std::conditional_t<std::is_same_v<typename First::Key, Planes>, ColumnKeys<U, N>,
-                                  std::conditional_t<std::is_same_v<typename First::Key, Groups>, GroupKeys<U, N>, RowKeys<U, N>>>;
+using KeysOf = typename KeysFor<typename First::Key, U, N>::Type;
 template <class First, class Second>
-using WalkOf = Walk<!std::is_same_v<Second, NoPages>, std::is_same_v<typename First::Key, Planes>>;
-// Shared memory of a warp for columns of B.
+using WalkOf = Walk<!std::is_same_v<Second, NoPages>, KeysOf<First, 8, 1>::kColumns>;
+// Shared memory of a warp besides its stages: for columns of B, and before that for its outputs by channel.
 template <class First, int U, int N>
-constexpr uint32_t column_bytes() { return std::is_same_v<KeysOf<First, U, N>, GroupKeys<U, N>> ? N * U * 128 : 0; }
+constexpr uint32_t scratch_bytes() {
+  constexpr uint32_t kOutputs = First::Value::kScattered ? uint32_t(sizeof(float)) * kRows * N * 16 * U : 0;
+  return std::max(ScratchOf<KeysOf<First, U, N>>::kBytes, kOutputs);
+}
 
 // masked: some of the page must be hidden, or there is a soft cap.
-template <class Class, class Keys, class Walk, int U, int N>
+template <class Class, class Keys, class Walk, class State, int U, int N>
 __device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class &pages, Walk &walk, bool masked, const SequenceEntry &sequence,
-                                         float softcap, const Visible (&sees)[N], const float *q, Soft<U> (&soft)[N]) {
+                                         float softcap, const Visible (&sees)[N], const float *q, State &state, Soft<U> (&soft)[N]) {
 #pragma unroll 1
   for (uint32_t tile = 0; tile < pages.tiles; tile++) {
     const uint8_t *at = walk.await();
     if constexpr (Keys::kColumns)
-      if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.key.param_bytes);  // a power of two
+      if ((tile & (pages.group_tiles - 1)) == 0) keys.begin_group(me, q, at, pages.param_bytes);  // a power of two
     Mask mask{};
     if (masked) {
       const PageEntry *entry = walk.current();
@@ -246,7 +290,7 @@ __device__ __forceinline__ void run_page(const Lane &me, Keys &keys, const Class
               entry->count > done ? entry->count - done : 0};
     }
     run_tile<typename Class::Key, typename Class::Value>(me, keys, pages.key, pages.value, at + pages.key_codes, at + pages.value_codes, softcap,
-                                                         masked, mask, sees, soft);
+                                                         masked, mask, sees, state, soft);
     __syncwarp();
     walk.next_tile(me.lane);
   }
@@ -271,17 +315,19 @@ __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const 
   using Keys = KeysOf<First, U, N>;
   constexpr bool kTwo = !std::is_same_v<Second, NoPages>;
   Keys keys;
+  typename StateFor<typename First::Value, U, N>::Type state;
   keys.begin_item(me, *classes.formats, s.slot, s.center, columns);
 #pragma unroll 1
   while (walk.now < walk.count) {
     const uint32_t tag = uniform(walk.tags & 3);
     const bool masked = tag < 2 || a.window || a.softcap > 0;
     if (!kTwo || !(tag & 1))
-      run_page(me, keys, classes.first, walk, masked, sequence, a.softcap, sees, s.slot, soft);
+      run_page(me, keys, classes.first, walk, masked, sequence, a.softcap, sees, s.slot, state, soft);
     else if constexpr (kTwo)
-      run_page(me, keys, classes.second, walk, masked, sequence, a.softcap, sees, s.slot, soft);
+      run_page(me, keys, classes.second, walk, masked, sequence, a.softcap, sees, s.slot, state, soft);
     walk.next_page();
   }
+  state.finish(classes.first.value, soft);
 }
 
 // ---- the block
@@ -333,7 +379,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
     prefetch_queries(item, a);
-    auto walk = open_walk<!std::is_same_v<Second, NoPages>, std::is_same_v<typename First::Key, Planes>>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
+    auto walk = open_walk<!std::is_same_v<Second, NoPages>, KeysOf<First, U, N>::kColumns>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
     load_queries<U, N>(a, item, key, s);
@@ -346,16 +392,25 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     }
     run_raw<U, N>(plan, a, item, me, warp, warps, sees, s.raw, s.unit, soft);
     if (key) {
-      if (value->rotate && item.sequence->pages > item.sequence->packed)
+      uint8_t *scratch = ring + warps * kStages * slot_bytes + warp * scratch_bytes<First, U, N>();
+      if (item.sequence->pages > item.sequence->packed) {
+        if (First::Value::kScattered && Kind(value->kind) == Kind::channel_split)
+          scatter_outputs(me, *value, reinterpret_cast<float *>(scratch), soft);
+        else if (value->rotate)
 #pragma unroll
-        for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
-      uint32_t *columns = reinterpret_cast<uint32_t *>(ring + warps * kStages * slot_bytes + warp * column_bytes<First, U, N>());
-      run_packed<First, Second, U, N>(*item.sequence, a, me, classes, walk, columns, packed_sees, s, soft);
+          for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
+      }
+      run_packed<First, Second, U, N>(*item.sequence, a, me, classes, walk, reinterpret_cast<uint32_t *>(scratch), packed_sees, s, soft);
       used = walk.used;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
     finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
-      if (!value || !value->rotate) return;
+      if (!value) return;
+      if (First::Value::kScattered && Kind(value->kind) == Kind::channel_split) {
+        for (uint32_t row = warp; row < kRows * N; row += warps) gather_row<C>(lane, *value, s.raw + row * kDim);
+        return;
+      }
+      if (!value->rotate) return;
       const uint32_t signs = row_signs<C>(lane, *value);
       for (uint32_t row = warp; row < kRows * N; row += warps) {
         float x[C], *at = s.raw + row * kDim + C * lane;
@@ -379,7 +434,7 @@ cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cu
 template <int U, int N, class First, class Second>
 constexpr FusedKernel fused(PagePath first, PagePath second) {
   return {16 * U, N, first, second,
-          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, column_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
+          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, scratch_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
           launch_fused<U, N, First, Second>, [] { return reinterpret_cast<const void *>(fused_kernel<U, N, First, Second>); }};
 }
 

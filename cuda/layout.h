@@ -9,11 +9,15 @@
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
-//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
+//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit).
+//            A unit of several books has the width of the largest, and codes of the others lie around its middle (centre); those of 7
+//            and 8 bits are bytes
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
 //            plane unit after unit as many words as it has bits.  The words of units 2 i and 2 i + 1, if they are equally many, are
 //            one vector of every lane
+//            Kitty's have, behind those, two bits more of boosted channels, which take the lanes of as many slots (upper_word).
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
+//   fields   values of 2^w levels: planes as those of keys, a plane of two bits as crumbs, one of one bit with eight y in a word
 //   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
 #pragma once
 #include <cstddef>
@@ -38,6 +42,7 @@ enum class Coding : uint8_t {
   nibbles,
   planes,
   crumbs,
+  fields,
   radix
 };
 
@@ -50,7 +55,7 @@ struct DeviceBook {
 };
 
 constexpr uint32_t kMaxRegions = 9;
-constexpr uint32_t kTile = 64, kMaxUnits = 16, kPlanes = 3;
+constexpr uint32_t kTile = 64, kMaxUnits = 16, kPlanes = 4;
 
 // Slots [first, first + count) of one level count.
 struct Region {
@@ -68,13 +73,12 @@ struct alignas(128) TensorFormat {
   uint8_t rotate, midpoint, high_plain;  // high_plain: pair-mix, classes of 3 bits take no midpoint
   Coding coding;                         // fragments
   uint8_t swizzled;                      // radix with a table of levels: bytes are exchanged as swizzle() says
-  uint8_t first[2 * kPlanes + 1];        // planes: units of fewer than i bits
   uint32_t dim, page_tokens, group, groups;  // groups of tokens in a page (columns)
   uint32_t blob;                             // of the head, in the page
   // in the blob
   uint32_t codes, params;                    // fragments: of tile 0
   uint32_t tile_stride;                      // fragments: between tiles of a group of columns, and between groups
-  uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift
+  uint32_t group_tiles, group_shift, group_stride;  // columns: group_tiles is 2^group_shift; groups of less than a tile count as one
   uint32_t table[2];                         // fragments: levels of codes 0..7 as bytes (16 levels: magnitudes), repeated if fewer
   float book_scale;                          // fragments: of a level, or of a digit where levels are linear
   uint32_t pairs[kPlanes];                   // planes: nibble i: words of unit 2 i, and 4 times those of unit 2 i + 1
@@ -149,6 +153,11 @@ KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uin
   if (b == width - 1) return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
   return {1 + b, 8 * byte + reg};
 }
+// What is added to a code of a book of fewer bits than the unit that holds it.
+KVQ_HD constexpr uint32_t centre(uint32_t width, uint32_t book_width) { return (1u << (width - 1)) - (1u << (book_width - 1)); }
+KVQ_HD inline uint32_t region_centre(const TensorFormat &f, const Region &region, uint32_t unit) {
+  return region.digits == 1 ? centre(f.width[unit], region.bits) : 0;
+}
 // Number of the first word of a unit.
 KVQ_HD inline uint32_t unit_word(const TensorFormat &f, uint32_t unit) {
   uint32_t at = 0;
@@ -177,11 +186,24 @@ KVQ_HD inline PlanePlace plane_place(const TensorFormat &f, uint32_t p, uint32_t
   return {32 * (before + (unit & 1) * others), words};
 }
 
+// Kitty: word x / 4 of a lane's four slots of boosted channels; `lanes` of the four t have some.
+KVQ_HD inline uint32_t upper_lanes(uint32_t boosted) { return (boosted + 3) / 4; }
+KVQ_HD inline uint32_t upper_word(uint32_t lanes, uint32_t lane, uint32_t half) { return (lane / 4 * lanes + lane % 4) * 2 + half; }
+
+// ---- fields
+
+// Bits of plane p, from 2 * p on, of channels 8 * y + r: where register q of y lies in a tile of `units` units.
+KVQ_HD inline BitPlace field_place(uint32_t units, uint32_t width, uint32_t p, uint32_t y, uint32_t q, uint32_t lane) {
+  if (width < 2 * p + 2) return {y / 8 * 128 + lane * 4 + q, 2 * (y % 4) + (y / 4 & 1)};
+  return {units * (width % 2 * 32 + (width / 2 - 1 - p) * 64) + y / 4 * 128 + lane * 4 + q, 2 * (y % 4)};
+}
+
 // ---- radix
 
 // A byte holds the fraction F = ceil(256 * x / L^n) of x = d0 + d1 * L + ...: F * L^(n-i) / 256 is x / L^i for every i (checked for all
 // x by hand: the error of F stays below a digit).  Word 4 * k + q has the digits d of y = n * k + d; the y that are left (y = 15) are
-// singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  Only a dimension of 128.
+// singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  So for 128 channels; 256
+// are twice as many.
 struct DigitShape {
   uint32_t levels, digits, power, words;
 };
@@ -206,6 +228,13 @@ KVQ_HD constexpr QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
 }
 
+// Groups of columns that share a tile.
+KVQ_HD inline uint32_t tile_groups(const TensorFormat &f) { return f.group && f.group < kTile ? kTile / f.group : 1; }
+// Kitty's position bytes of a group.
+KVQ_HD inline uint32_t positions_of(const TensorFormat &f, uint32_t group) {
+  return f.positions + group * (f.layout == Layout::streams ? f.dim : f.group_stride);
+}
+
 // Offset of a tile from tile 0.
 KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
   return tile / f.group_tiles * f.group_stride + tile % f.group_tiles * f.tile_stride;
@@ -213,7 +242,7 @@ KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
 // Words of a lane in a tile.
 KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
   uint32_t words = 0;
-  if (f.coding == Coding::radix) return digits_of(f.region[0].levels).words;
+  if (f.coding == Coding::radix) return f.dim / 128 * digits_of(f.region[0].levels).words;
   for (uint32_t u = 0; u < f.dim / 16; u++) words += f.width[u];
   return words;
 }

@@ -143,7 +143,7 @@ __global__ void unpack_kernel(DeviceFormat format, const uint8_t *page, uint32_t
   for (uint32_t i = threadIdx.x; i < count * f.dim; i += blockDim.x)
     block.codes[i] = uint8_t(page_code(f, blob, region_of(f, i % f.dim), first + i / f.dim, i % f.dim));
   for (uint32_t i = threadIdx.x; f.positions && i < count / f.group * f.dim; i += blockDim.x)
-    block.boosted[i] = blob[f.positions + (first / f.group) * f.dim + i];
+    block.boosted[i] = blob[positions_of(f, first / f.group + i / f.dim) + i % f.dim];
 }
 
 // What encoders need besides: two fp32 rows a warp, or the extremes that the threads of a column share, with the places of slots and

@@ -90,55 +90,95 @@ Code book_code(uint32_t levels) {
   }
 }
 
-Code affine_code(const Codec &codec, const HeadShape &shape) {
-  if (codec.group != shape.dim) return Code::none;
-  if (codec.levels == 4 && shape.tensor == KVQ_TENSOR_V) return Code::crumbs;
-  return codec.levels == 5 ? Code::rows5 : codec.levels == 6 ? Code::rows6 : Code::none;
+// Ways to read a tensor's codes, the better one first.
+using Codes = std::array<Code, 2>;
+
+Codes row_codes(const Codec &codec, const HeadShape &shape) {
+  const bool whole = codec.group == shape.dim;
+  if (whole && codec.levels == 5) return {Code::rows5};
+  if (whole && codec.levels == 6) return {Code::rows6};
+  const bool pairs = shape.tensor == KVQ_TENSOR_K ? whole : codec.group % 32 == 0 && std::has_single_bit(codec.group);
+  if (!pairs || !std::has_single_bit(codec.levels)) return {};
+  if (codec.levels != 4 || shape.tensor == KVQ_TENSOR_K) return {Code::fields};
+  return {whole ? Code::crumbs : codec.group == 32 ? Code::halves : Code::none, Code::fields};
+}
+
+uint32_t boosted_channels(const Codec &codec, const HeadShape &shape) {
+  return uint32_t((unsigned __int128)(codec.boost.p) * shape.dim / codec.boost.q);
+}
+
+// Columns: groups are whole tiles, or halves of one.
+Codes column_codes(const Codec &codec, const HeadShape &shape) {
+  if (!std::has_single_bit(codec.group) || codec.group < kTile / 2) return {};
+  const bool whole = codec.group >= kTile;
+  if (codec.kind == Kind::kitty) return whole && boosted_channels(codec, shape) <= 16 ? Codes{Code::fields} : Codes{};
+  if (codec.kind != Kind::affine_channel) return whole ? Codes{Code::planes} : Codes{};
+  if (!std::has_single_bit(codec.levels)) return {};
+  return {whole && codec.levels <= 64 ? Code::planes : !whole && codec.levels == 4 ? Code::halves : Code::none, Code::fields};
+}
+
+// Groups of channels with a book each: of up to 8 bits, values 4.
+bool has_groups(uint32_t levels, const HeadShape &shape) {
+  return std::has_single_bit(levels) && levels <= (shape.tensor == KVQ_TENSOR_K ? 256 : 16);
 }
 
 // How fused kernels would read a tensor's codes, if the tables of its heads allow it.
-Code code_of(const Codec &codec, const HeadShape &shape, uint32_t page_tokens) {
-  if (page_tokens % kTile) return Code::none;
+Codes codes_of(const Codec &codec, const HeadShape &shape, uint32_t page_tokens) {
+  if (page_tokens % kTile) return {};
   switch (codec.kind) {
     case Kind::lloyd:
-      return book_code(codec.levels);
+      return {book_code(codec.levels), has_groups(codec.levels, shape) ? Code::groups : Code::none};
     case Kind::affine_token:
-      return affine_code(codec, shape);
+      return row_codes(codec, shape);
+    case Kind::progressive:
+      return codec.levels ? Codes{Code::fields} : Codes{};
+    case Kind::polar:
+      return {codec.levels == 4 && codec.high == 4 && codec.group % kTile == 0 && std::has_single_bit(codec.group) ? Code::polar : Code::none};
+    case Kind::channel_split:
+      return {codec.low < codec.high && has_groups(codec.low, shape) && has_groups(codec.high, shape) ? Code::groups : Code::none};
     case Kind::width_groups:
-      return shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none;
+      return {shape.tensor == KVQ_TENSOR_K ? Code::groups : Code::none};
     case Kind::affine_channel:
-      return codec.group % kTile == 0 && std::has_single_bit(codec.group) && std::has_single_bit(codec.levels) ? Code::planes : Code::none;
     case Kind::channel_widths:
     case Kind::pair_mix:
-      return codec.group % kTile == 0 && std::has_single_bit(codec.group) ? Code::planes : Code::none;
+    case Kind::kitty:
+      return column_codes(codec, shape);
     default:
-      return Code::none;
+      return {};
   }
 }
 
-// Up to 6 bits, and where every width has a book, whole units of each.
+// Columns of any widths: up to 6 bits; values in groups: whole units of each.
 bool tables_allow(const HeadFormat &head, Code code) {
-  for (const SlotClass &cls : head.classes) {
-    if ((code == Code::planes || code == Code::groups) && cls.levels > 64) return false;
-    if (code == Code::groups && (cls.first % 16 || cls.count % 16)) return false;
-  }
-  return true;
+  return std::all_of(head.classes.begin(), head.classes.end(), [&](const SlotClass &cls) {
+    if (code == Code::planes) return cls.levels <= 64;
+    return code != Code::groups || head.shape.tensor == KVQ_TENSOR_K || (cls.first % 16 == 0 && cls.count % 16 == 0);
+  });
 }
 
-Code code_of(const HeadFormat &head, uint32_t page_tokens) {
-  const Code code = code_of(head.codec, head.shape, page_tokens);
-  return tables_allow(head, code) ? code : Code::none;
+// The way to read pages for which there is a kernel.
+PagePath choose_path(uint32_t dim, const Codes &keys, const Codes &values) {
+  for (const Code k : keys)
+    for (const Code v : values)
+      if (k != Code::none && v != Code::none && has_fused(dim, {k, v})) return {k, v};
+  return {};
+}
+
+PagePath path_of(const HeadFormat &key, const HeadFormat &value, uint32_t page_tokens) {
+  if (key.shape.dim != value.shape.dim) return {};
+  const PagePath path = choose_path(key.shape.dim, codes_of(key.codec, key.shape, page_tokens), codes_of(value.codec, value.shape, page_tokens));
+  return tables_allow(key, path.keys) && tables_allow(value, path.values) ? path : PagePath{};
 }
 
 }  // namespace
 
-bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit) {
+bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax) {
   if (shape.dim_k != shape.dim_v) return false;
   if (k.kind == Kind::raw && v.kind == Kind::raw) return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1);
-  const PagePath path{code_of(k, shape.head(KVQ_TENSOR_K), page_tokens), code_of(v, shape.head(KVQ_TENSOR_V), page_tokens)};
-  const bool widths = k.kind == Kind::channel_widths || k.kind == Kind::width_groups;
-  if (widths && (bmax > 6 || (path.keys == Code::groups && unit % 8))) return false;
-  return has_fused(shape.dim_k, path);
+  const HeadShape key = shape.head(KVQ_TENSOR_K), value = shape.head(KVQ_TENSOR_V);
+  const PagePath path = choose_path(shape.dim_k, codes_of(k, key, page_tokens), codes_of(v, value, page_tokens));
+  if (k.kind == Kind::channel_widths && bmax > 6) return false;
+  return path != PagePath{};
 }
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
@@ -149,11 +189,9 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   page_tokens = tokens;
   const uint32_t heads = uint32_t(k.size());
   for (uint32_t h = 0; h < heads; h++) {
-    const PagePath mine{code_of(k[h], tokens), code_of(v[h], tokens)};
+    const PagePath mine = path_of(k[h], v[h], tokens);
     path = h == 0 || mine == path ? mine : PagePath{};
   }
-  const uint32_t dim = k[0].shape.dim;
-  if (dim != v[0].shape.dim || !has_fused(dim, path)) path = PagePath{};
   raw = k[0].codec.kind == Kind::raw && v[0].codec.kind == Kind::raw && tokens == kRawTokens;
   const bool fragments = path != PagePath{};
   tensors.resize(size_t(heads) * 2);
@@ -203,7 +241,7 @@ void CudaPageFormat::describe(const HeadFormat &head, bool fragments, TensorForm
     if (f->family == Family::rows_book) region.book = books_.find(cls.levels);
   }
   if (codec.kind == Kind::kitty) {
-    f->boosted = uint32_t((unsigned __int128)(codec.boost.p) * f->dim / codec.boost.q);
+    f->boosted = boosted_channels(codec, head.shape);
     f->region[0].levels = 4, f->region[0].bits = 2;
     f->region[f->regions++] = {4, 1, 2, f->dim, 0, 0, 0, nullptr};
   }
@@ -254,9 +292,12 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     }
   const uint32_t levels = f->region[0].levels;
   const bool radix = levels == 3 || levels == 5 || levels == 6;
-  f->coding = code == Code::planes ? Coding::planes : code == Code::crumbs ? Coding::crumbs : radix ? Coding::radix : Coding::nibbles;
-  for (uint32_t i = 1; i < std::size(f->first); i++)
-    f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));
+  f->coding = code == Code::planes || code == Code::polar ? Coding::planes
+              : code == Code::crumbs ? Coding::crumbs
+              : code == Code::fields || code == Code::halves ? (f->tensor ? Coding::fields : Coding::planes)
+              : radix                ? Coding::radix
+                                     : Coding::nibbles;
+  if (f->coding == Coding::nibbles) std::replace(f->width, f->width + f->dim / 16, uint8_t(7), uint8_t(8));
   for (uint32_t p = 0; p < kPlanes && f->coding == Coding::planes; p++)
     for (uint32_t u = 0; u < f->dim / 16; u++) f->pairs[p] |= std::clamp<int>(f->width[u] - 2 * int(p), 0, 2) << 2 * u;
   if (f->family != Family::rows_book) return;
@@ -267,17 +308,19 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     f->table[i / 4] |= uint32_t(book.level[levels == 16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);
 }
 
-// Per group of columns: their parameters; and per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
+// Per group of columns: their parameters, and Kitty's positions; and per tile: codes of K, parameters of its rows, codes of V, parameters of its rows.
 void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
   lay_out_units(key, path.keys);
   lay_out_units(value, path.values);
-  const uint32_t key_codes = tile_words(*key) * 128, value_codes = tile_words(*value) * 128;
+  const uint32_t key_codes = tile_words(*key) * 128 + upper_lanes(key->boosted) * 64, value_codes = tile_words(*value) * 128;
   const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
   const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
-  const uint32_t columns = key->group ? align16(key->dim * 2 * key->param_bytes) : 0;
-  const uint32_t tile = key_codes + key_rows + value_codes + value_rows, group_tiles = (key->group ? key->group : page_tokens) / kTile;
+  const uint32_t params = key->group ? align16(tile_groups(*key) * key->dim * 2 * key->param_bytes) : 0;
+  const uint32_t columns = params + (Kind(key->kind) == Kind::kitty ? align16(key->dim) : 0);
+  const uint32_t tile = key_codes + key_rows + value_codes + value_rows, group_tiles = (key->group ? std::max(key->group, kTile) : page_tokens) / kTile;
   key->codes = *at + columns;
   key->params = key->group ? *at : key->codes + key_codes;
+  if (Kind(key->kind) == Kind::kitty) key->positions = key->params + params;
   value->codes = key->codes + key_codes + key_rows;
   value->params = value->codes + value_codes;
   for (TensorFormat *f : {key, value}) f->tile_stride = tile, f->group_tiles = group_tiles, f->group_shift = uint32_t(std::countr_zero(group_tiles)), f->group_stride = columns + group_tiles * tile;

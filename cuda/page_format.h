@@ -19,8 +19,8 @@ class Books {
   Buffer buffer_;
 };
 
-// Will attention on pages of these codecs be fused?  Of the policy that gives K its widths: the largest, and pairs of a unit.
-bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit);
+// Will attention on pages of these codecs be fused?  bmax: the largest of the widths that a policy gives K.
+bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax);
 
 class CudaPageFormat final : public PageFormat {
  public:

@@ -49,7 +49,7 @@ __device__ inline void place_upper(const Tile &tile) {
   const uint32_t groups = tile.count / f.group, quads = f.group / 4;
   for (uint32_t i = threadIdx.x; i < groups * f.dim * quads; i += blockDim.x) {
     const uint32_t channel = i / quads % f.dim, group = tile.first / f.group + i / (quads * f.dim), quad = i % quads;
-    const uint32_t position = tile.blob[f.positions + group * f.dim + channel];
+    const uint32_t position = tile.blob[positions_of(f, group) + channel];
     if (position == 0xff) continue;
     uint32_t byte = 0;
     for (uint32_t k = 0; k < 4; k++) byte |= uint32_t(tile.codes_of(group * f.group + 4 * quad + k)[channel] >> 2) << 2 * k;
@@ -108,10 +108,27 @@ __device__ void place_nibbles(uint32_t width, const Codes &codes, uint32_t unit,
       return place_nibbles<4>(codes, unit, words);
     case 5:
       return place_nibbles<5>(codes, unit, words);
-    default:
+    case 6:
       return place_nibbles<6>(codes, unit, words);
+    default:
+      for (uint32_t reg = 0; reg < 8; reg++) words[lane_word(8, codes.lane, reg)] = codes(unit, reg);
   }
 }
+
+// Codes of a unit of several books: those of each count from where its codes lie in the unit's.
+template <class Codes>
+struct Centred {
+  const Codes &codes;
+  uint32_t lane, add[2];  // of registers of even and of odd numbers
+  __device__ Centred(const TensorFormat &f, const Codes &all, uint32_t unit) : codes(all), lane(all.lane), add{0, 0} {
+    for (uint32_t byte = 0; byte < 4; byte++)
+      for (uint32_t odd = 0; odd < 2; odd++) {
+        const uint32_t slot = f.tensor ? value_channel(unit, odd, lane) : key_slot(unit, lane, byte);
+        add[odd] |= region_centre(f, f.region[region_of(f, slot)], unit) << 8 * byte;
+      }
+  }
+  __device__ uint32_t operator()(uint32_t unit, uint32_t reg) const { return codes(unit, reg) + add[reg & 1]; }
+};
 
 template <class Codes>
 __device__ void place_planes(const TensorFormat &f, const Codes &codes, uint32_t unit, uint32_t *words) {
@@ -146,6 +163,38 @@ __device__ void place_crumbs(const Codes &codes, uint32_t part, uint32_t *words)
   *reinterpret_cast<uint4 *>(words + part * 128 + codes.lane * 4) = make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+// A pair of units; a plane of one bit is placed with the first of the two pairs that share its words.
+template <class Codes>
+__device__ void place_fields(const TensorFormat &f, const Codes &codes, uint32_t pair, uint32_t *words) {
+  const uint32_t width = f.width[0];
+  for (uint32_t plane = 0; 2 * plane < width; plane++) {
+    const bool crumb = width >= 2 * plane + 2;
+    if (!crumb && pair % 2) continue;
+    for (uint32_t q = 0; q < 4; q++) {
+      uint32_t out = 0;
+      for (uint32_t y = 4 * pair; y < 4 * pair + (crumb ? 4 : 8); y++)
+        out |= (codes(y / 2, 2 * q + (y & 1)) >> 2 * plane & (crumb ? 0x03030303u : 0x01010101u)) << field_place(f.dim / 16, width, plane, y, q, codes.lane).bit;
+      words[field_place(f.dim / 16, width, plane, 4 * pair, q, codes.lane).word] = out;
+    }
+  }
+}
+
+// Kitty: the upper bits of the boosted channels of a tile.
+__device__ inline void place_boosted(const Tile &tile, uint32_t token, uint32_t lane, uint32_t *words) {
+  const TensorFormat &f = tile.f;
+  const uint32_t lanes = upper_lanes(f.boosted), first = lane % 4 * 4;
+  if (lane % 4 >= lanes) return;
+  const uint8_t *positions = tile.blob + positions_of(f, token / f.group);
+  uint32_t out[2] = {0, 0};
+  for (uint32_t channel = 0; channel < f.dim; channel++) {
+    const uint32_t byte = positions[channel] - first;
+    if (byte >= 4) continue;
+    for (uint32_t reg = 0; reg < 8; reg++)
+      out[reg / 4] |= uint32_t(tile.codes_of(token + key_token(reg, lane))[channel] >> 2 & 3) << (8 * byte + 2 * (reg % 4));
+  }
+  for (uint32_t half = 0; half < 2; half++) words[32 * tile_words(f) + upper_word(lanes, lane, half)] = out[half];
+}
+
 // The codes that lie in bytes 0..3 for (y, q).
 template <class Codes>
 __device__ uint32_t radix_codes(const TensorFormat &f, const Codes &codes, uint32_t y, uint32_t q) {
@@ -160,10 +209,13 @@ template <uint32_t kLevels, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
   constexpr DigitShape kShape = digits_of(kLevels);
   constexpr uint32_t kNumbers = 4 * (15 / kShape.digits);
+  const uint32_t part = word / kShape.words;  // of 128 channels
+  word %= kShape.words, words += part * 32 * kShape.words;
+  const auto codes_at = [&](uint32_t y, uint32_t q) { return radix_codes(f, codes, 16 * part + y, q); };
   const auto fractions = [&](uint32_t i) {
     uint32_t numbers = 0, out = 0;
 #pragma unroll
-    for (uint32_t d = kShape.digits; d; d--) numbers = numbers * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
+    for (uint32_t d = kShape.digits; d; d--) numbers = numbers * kLevels + codes_at(i / 4 * kShape.digits + d - 1, i % 4);
 #pragma unroll
     for (uint32_t byte = 0; byte < 4; byte++) {
       const uint32_t number = numbers >> 8 * byte & 0xff;
@@ -179,14 +231,15 @@ __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t 
 #pragma unroll
     for (uint32_t b = 0; b < (kLevels == 3 ? 2 : 3); b++) {
       const BitPlace at = single_bit(kLevels, q, 0, b);
-      if (at.word == word) out |= (radix_codes(f, codes, 15, q) >> b & 0x01010101u) << at.bit;
+      if (at.word == word) out |= (codes_at(15, q) >> b & 0x01010101u) << at.bit;
     }
   words[lane_word(kShape.words, codes.lane, word)] = out;
 }
 
 // Parts of a tile: units, or pairs of them, or words.
 __device__ inline uint32_t tile_parts(const TensorFormat &f) {
-  return f.coding == Coding::radix ? tile_words(f) : f.coding == Coding::crumbs ? f.dim / 32 : f.dim / 16;
+  if (f.coding == Coding::radix) return tile_words(f);
+  return f.coding == Coding::crumbs || f.coding == Coding::fields ? f.dim / 32 : f.dim / 16 + (f.boosted > 0);
 }
 
 template <class Codes>
@@ -194,11 +247,13 @@ __device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t p
   const uint32_t levels = f.region[0].levels;
   switch (f.coding) {
     case Coding::nibbles:
-      return place_nibbles(f.width[part], codes, part, words + 32 * unit_word(f, part));
+      return place_nibbles(f.width[part], Centred<Codes>(f, codes, part), part, words + 32 * unit_word(f, part));
     case Coding::planes:
       return place_planes(f, codes, part, words);
     case Coding::crumbs:
       return place_crumbs(codes, part, words);
+    case Coding::fields:
+      return place_fields(f, codes, part, words);
     default:
       return levels == 3   ? place_radix<3>(f, codes, part, words)
              : levels == 5 ? place_radix<5>(f, codes, part, words)
@@ -213,7 +268,9 @@ __device__ inline void place_fragments(const Tile &tile) {
     const uint32_t token = i / parts * kTile, part = i % parts;
     if (token + kTile <= tile.first || token >= tile.first + tile.count) continue;
     uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, i / parts));
-    if (f.tensor)
+    if (f.boosted && part == f.dim / 16)
+      place_boosted(tile, token, lane, words);
+    else if (f.tensor)
       place_part(f, Registers<true>{tile, token, lane}, part, words);
     else
       place_part(f, Registers<false>{tile, token, lane}, part, words);

@@ -82,7 +82,8 @@ struct Plan {
 // ---- on the host
 
 // How fused kernels read the codes of a tensor: books of 2^w levels, books and affine rows of 3, 5, 6 levels, columns, values of 4 levels,
-// keys in groups of channels with a book each.
+// keys in groups of channels with a book each, affine codes of 2^w levels in any groups that fill half a tile or a pair of units (halves: those
+// of 4 levels in just such groups), polar keys.
 enum class Code : uint8_t {
   none,
   book2,
@@ -95,7 +96,10 @@ enum class Code : uint8_t {
   rows6,
   planes,
   crumbs,
-  groups
+  groups,
+  fields,
+  halves,
+  polar
 };
 struct PagePath {
   Code keys = Code::none, values = Code::none;

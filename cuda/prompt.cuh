@@ -105,7 +105,7 @@ __device__ __forceinline__ const TensorFormat *part_format(const SequenceEntry &
 
 // Values that have a scale for each token and integers up to 127.
 __device__ __forceinline__ bool has_numbers(const TensorFormat &f) {
-  return f.layout == Layout::fragments && (f.family == Family::rows_book || f.family == Family::rows_affine);
+  return f.layout == Layout::fragments && f.coding != Coding::fields && Kind(f.kind) != Kind::channel_split && (f.family == Family::rows_book || f.family == Family::rows_affine);
 }
 // The format whose rotation the values of a head are in: nullptr, none.
 __device__ __forceinline__ const TensorFormat *value_space(const SequenceEntry &sequence, uint32_t head) {

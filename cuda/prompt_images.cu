@@ -362,12 +362,21 @@ __device__ void copy_raw(const Tile<P> &tile) {
   write_values(tile, top, !tile.in_space());
 }
 
+// Do the functions above read a page of this format?
+__device__ bool reads_fragments(const TensorFormat &f) {
+  if (f.layout != Layout::fragments || f.coding == Coding::fields || f.boosted || tile_groups(f) > 1) return false;
+  if (Kind(f.kind) == Kind::channel_split || f.family == Family::polar) return false;
+  for (uint32_t r = 0; r < f.regions && f.family == Family::rows_book; r++)
+    if (f.region[r].first % 16 || f.region[r].levels > 64) return false;
+  return f.coding != Coding::radix || f.dim == 128;
+}
+
 template <int P>
 __device__ void make_images(const Tile<P> &tile) {
   const TensorFormat *f = tile.format;
   if (!f) {
     copy_raw(tile);
-  } else if (f->layout != Layout::fragments || tile.part.row % kTile) {
+  } else if (!reads_fragments(*f) || tile.part.row % kTile) {
     write_values(tile, read_elements(tile), f->family == Family::raw);
   } else {
     unpack_fragments(tile);

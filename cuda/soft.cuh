@@ -35,12 +35,14 @@ __device__ __forceinline__ float lanes_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 16);
 }
 
+// Returns what sums that a row has elsewhere are to be multiplied by.
 template <int U>
-__device__ __forceinline__ void move_reference(Soft<U> &soft, float top) {
+__device__ __forceinline__ float move_reference(Soft<U> &soft, float top) {
   const float m = fmaxf(soft.m, top), scale = exp2_fast(soft.m - m);
   soft.m = m, soft.l *= scale, soft.zero *= scale;
 #pragma unroll
   for (int i = 0; i < 2 * U; i++) soft.o[i] *= scale;
+  return scale;
 }
 
 }  // namespace kvq::cuda

@@ -58,7 +58,7 @@ size_t first_decoded_layer([[maybe_unused]] uint32_t backend, std::span<const La
     const auto fused = [&](size_t l) {
       const LayerCodecs &codecs = recipe.layers[l];
       for (uint32_t c = 0; c < recipe.classes; c++)
-        if (!cuda_reads_fused(shapes[l], codecs.k[c], codecs.v[c], recipe.page_tokens, recipe.policy.bmax, codecs.unit)) return false;
+        if (!cuda_reads_fused(shapes[l], codecs.k[c], codecs.v[c], recipe.page_tokens, recipe.policy.bmax)) return false;
       return true;
     };
     size_t layer = 0;

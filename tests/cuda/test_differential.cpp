@@ -52,6 +52,15 @@ const char *const kRecipes[] = {
     "k=affine-token(levels=5,group=D,rotate=1,center=1);v=affine-token(levels=7,group=8);block=7;recent=3",
     "k=affine-channel(levels=6,group=8,midpoint=1);v=lloyd(levels=256);block=24;sinks=3",
     "k=raw;v=affine-token(levels=3,group=4);block=5",
+    "k=affine-channel(levels=16,group=32);v=affine-token(levels=8,group=fit32);block=32",
+    "k=affine-channel(levels=8,group=64,midpoint=1);v=affine-token(levels=256,group=D);block=64;recent=5",
+    "k=affine-token(levels=256,group=D,rotate=1,center=1);v=affine-token(levels=2,group=fit64,rotate=1);sinks=2",
+    "k=kitty(boost=1/10,group=64);v=affine-token(levels=16,group=fit32);block=64",
+    "k=lloyd(levels=16,params=e5m3);v=lloyd(levels=4,params=e5m3);sinks=1",
+    "k=lloyd(levels=256);v=lloyd(levels=2)",
+    "k=channel-split(high=16,low=2);v=channel-split(high=16,low=4,rotate=0);recent=9;policy=channel-split(r=1/4)",
+    "k=width-groups(params=e5m3);v=lloyd(levels=16);policy=blockgtq(avg=4)",
+    "k=polar(radius=4,angle=4,group=64);block=64;recent=7",
 };
 
 struct Shape {

@@ -28,8 +28,8 @@ constexpr Case kCases[] = {
     {"tq-3", 128, 64, KVQ_PATH_DECODE},
     {"fp16", 128, 128, KVQ_PATH_FUSED},
     {"kivi-2", 128, 128, KVQ_PATH_FUSED},
-    {"kivi-2", 256, 256, KVQ_PATH_DECODE},
-    {"kivi-2-g32", 128, 128, KVQ_PATH_DECODE},
+    {"kivi-2", 256, 256, KVQ_PATH_FUSED},
+    {"kivi-2-g32", 128, 128, KVQ_PATH_FUSED},
     {"pnmix", 128, 128, KVQ_PATH_FUSED},
     {"kvq-2", 128, 128, KVQ_PATH_FUSED},
     {"kvq-2", 64, 64, KVQ_PATH_DECODE},
@@ -37,11 +37,11 @@ constexpr Case kCases[] = {
     {"kvq-3", 128, 128, KVQ_PATH_FUSED},
     {"semkv", 128, 128, KVQ_PATH_FUSED},
     {"semkv-tq-2", 128, 128, KVQ_PATH_FUSED},
-    {"blockgtq-k3v3", 128, 128, KVQ_PATH_DECODE},
+    {"blockgtq-k3v3", 128, 128, KVQ_PATH_FUSED},
     {"blockgtq-k3v3-fast", 128, 128, KVQ_PATH_FUSED},
     {"polar-2", 128, 128, KVQ_PATH_DECODE},
-    {"kitty", 128, 128, KVQ_PATH_DECODE},
-    {"tq-split", 128, 128, KVQ_PATH_DECODE},
+    {"kitty", 128, 128, KVQ_PATH_FUSED},
+    {"tq-split", 128, 128, KVQ_PATH_FUSED},
 };
 
 }  // namespace
