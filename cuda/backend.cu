@@ -39,7 +39,6 @@ class CudaBackend final : public Backend {
       : memory_(memory), device_(int(device)), order_(device_), arena_(memory, device_), books_(arena_), nothing_(arena_), states_(memory), replays_(memory) {}
   ~CudaBackend() override {
     order_.wait();
-    if (pinned_) cudaFreeHost(pinned_);
     for (StepState *state : states_) std::pmr::polymorphic_allocator<StepState>(memory_).delete_object(state);
   }
   Status prepare();
@@ -127,7 +126,6 @@ class CudaBackend final : public Backend {
   Processors processors_;
   size_t shared_limit_ = 0;        // shared memory of a block of threads
   bool reads_host_memory_ = false;  // any address of the process
-  Findings *pinned_ = nullptr;     // host memory that copies come to
   Buffer nothing_;                 // Findings that have found nothing
   std::array<const void *, 64> known_{};  // addresses that have been seen to be device memory
   std::mutex states_mutex_;
@@ -160,7 +158,6 @@ Status CudaBackend::prepare() {
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
-  KVQ_CUDA(cudaMallocHost(&pinned_, sizeof(Findings)));
   const Findings nothing{kNothingBad, 0};
   nothing_.reserve(sizeof nothing);
   KVQ_CUDA(cudaMemcpy(nothing_.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice));
@@ -224,9 +221,9 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
 }
 
 Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
-  KVQ_CUDA(cudaMemcpyAsync(pinned_, device, sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
+  Findings found;
+  KVQ_CUDA(cudaMemcpyAsync(&found, device, sizeof found, cudaMemcpyDeviceToHost, turn.stream()));
   KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
-  const Findings found = *pinned_;
   *saturated += found.saturated;
   if (found.bad == kNothingBad) return KVQ_OK;
   const BadElement bad = bad_element(found.bad);
@@ -404,14 +401,18 @@ void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32
   const size_t codes = block->codes.size(), params = block->params.size(), boosted = block->boosted.size();
   block->tokens += count;
   block->params.resize(params + n_params), block->codes.resize(codes + n_codes), block->boosted.resize(boosted + n_boosted);
+  const size_t param_bytes = n_params * sizeof(uint16_t);
+  Vector<uint8_t> host(param_bytes + n_codes + n_boosted, memory_);
   const Turn turn(order_);
-  Buffer memory(arena_, n_params * sizeof(uint16_t) + n_codes + n_boosted);
-  const BlockRows rows{memory.as<uint8_t>() + n_params * sizeof(uint16_t), memory.as<uint16_t>(),
-                       memory.as<uint8_t>() + n_params * sizeof(uint16_t) + n_codes};
-  must(cuda::unpack(format.device, page, first, count, head, tensor, rows, turn.stream()), "unpack");
-  download(turn, rows.params, n_params * sizeof(uint16_t), block->params.data() + params);
-  download(turn, rows.codes, n_codes, block->codes.data() + codes);
-  download(turn, rows.boosted, n_boosted, block->boosted.data() + boosted);
+  Buffer rows(arena_, host.size());
+  uint8_t *const data = rows.as<uint8_t>();
+  must(cuda::unpack(format.device, page, first, count, head, tensor, {data + param_bytes, rows.as<uint16_t>(), data + param_bytes + n_codes}, turn.stream()),
+       "unpack");
+  download(turn, data, host.size(), host.data());  // all at once: it is a wait that costs
+  const uint8_t *const codes_at = host.data() + param_bytes;
+  if (n_params) std::memcpy(block->params.data() + params, host.data(), param_bytes);
+  if (n_codes) std::memcpy(block->codes.data() + codes, codes_at, n_codes);
+  if (n_boosted) std::memcpy(block->boosted.data() + boosted, codes_at + n_codes, n_boosted);
 }
 
 // ---- steps
@@ -470,7 +471,6 @@ Status CudaBackend::finish_step(Workspace *workspace, std::span<StepFinding> fin
   StepState &state = state_of(workspace);
   *saturated += state.saturated;
   if (!state.planned || state.sequences == 0) return KVQ_OK;
-  KVQ_CUDA(order_.wait());
   Vector<Findings> found(state.sequences, memory_);
   const Turn turn(order_);
   KVQ_CUDA(cudaMemcpyAsync(found.data(), state.findings, found.size() * sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
