@@ -54,7 +54,7 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
   uint32_t code = 0;
   switch (f.coding) {
     case Coding::nibbles:
-      words += 32 * unit_word(f, p.unit);
+      words += 32 * f.unit_word[p.unit];
       if (width == 8) return (words[lane_word(8, p.lane, p.reg)] >> 8 * p.byte & 0xff) - region_centre(f, region, p.unit);
       for (uint32_t b = 0; b < width; b++) {
         const BitPlace at = code_bit(width, p.reg, p.byte, b);

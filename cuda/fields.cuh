@@ -26,7 +26,9 @@ struct Fields : CodeTraits {
   struct Form {
     bool rows, halves;  // halves: a tile has two groups
     uint32_t lanes;     // of four slots each that have two bits more
+    float middle;       // of the levels
     __device__ __forceinline__ void load(const TensorFormat &f) {
+      middle = 0.5f * float((1u << uniform(f.width[0])) - 1);
       rows = uniform(f.group == 0), halves = uniform(f.group == kTile / 2), lanes = uniform(upper_lanes(f.boosted));
     }
   };
@@ -41,6 +43,7 @@ struct HalfFields : CodeTraits {
   struct Form {
     static constexpr bool rows = false, halves = true;
     static constexpr uint32_t lanes = 0;
+    static constexpr float middle = 1.5f;
     __device__ __forceinline__ void load(const TensorFormat &) {}
   };
 };
@@ -70,6 +73,7 @@ struct FieldKeys {
   using Rows = typename Code::Rows;
   static constexpr bool kColumns = true;
   float unit[N], zero[N], center[N];  // zero: of columns; rows: the sum of the query
+  float rest[N];                      // what rounding leaves of the query, times the middle of the levels (as ColumnKeys); in the zero of columns
   uint32_t b[N][U], upper[N];         // upper: of the slots that have two bits more
   const float *query;
   const uint8_t *params;              // columns: of the tile's groups
@@ -89,15 +93,16 @@ struct FieldKeys {
   __device__ __forceinline__ void fold(const Lane &me, Load &&load) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      float sum = 0;
+      float sum = 0, less = 0;
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         float s[4], z[4], v[4];
         load(slot, s, z);
         read_four(query + (4 * n + me.row) * query_stride(U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
-      }, b[n]);
-      zero[n] = query_sum(me, sum);
+      }, b[n], [&](uint32_t, float left) { less = fmaf(left, form.middle, less); });
+      zero[n] = query_sum(me, form.rows ? sum : sum + less);
+      if (form.rows) rest[n] = query_sum(me, less);
     }
   }
   __device__ __forceinline__ void fold_group(const Lane &me, const uint8_t *at) {
@@ -191,7 +196,7 @@ struct FieldKeys {
 #pragma unroll
       for (int x = 0; x < 4; x++) {
         const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), form.rows ? 0.0f : zero[n]);
+        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), form.rows ? rest[n] : zero[n]);
       }
   }
   // Columns with one plane of crumbs, without a branch: in groups of half a tile, or with upper bits.

@@ -239,8 +239,7 @@ struct TileValues<GroupValues, U, N> {
   __device__ __forceinline__ static void decode(const Lane &me, const uint8_t *at, uint32_t (&r)[8]) {
     Nibbles<W>::unit(at, me.lane, Nibbles<W>::levels(0), r);
   }
-  __device__ __forceinline__ static void add_unit(const Lane &me, int m, uint32_t width, const uint8_t *at, const uint32_t (&b)[N][4], const float (&units)[N], Soft<U> (&soft)[N]) {
-    uint32_t r[8];
+  __device__ __forceinline__ static void decode_any(const Lane &me, uint32_t width, const uint8_t *at, uint32_t (&r)[8]) {
     if (width == 1)
       decode<1>(me, at, r);
     else if (width == 2)
@@ -249,6 +248,8 @@ struct TileValues<GroupValues, U, N> {
       decode<3>(me, at, r);
     else
       decode<4>(me, at, r);
+  }
+  __device__ __forceinline__ static void add_unit(int m, const uint32_t (&r)[8], const uint32_t (&b)[N][4], const float (&units)[N], Soft<U> (&soft)[N]) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       int acc[4] = {};
@@ -258,7 +259,37 @@ struct TileValues<GroupValues, U, N> {
       for (int h = 0; h < 2; h++) soft[n].o[2 * m + h] = fmaf(float(acc[2 * h] * 256 + acc[2 * h + 1]), units[n], soft[n].o[2 * m + h]);
     }
   }
+  // All units of W bits, or a first half of W and a second of V, with a scale of its own if they differ.
+  template <int W, int V>
+  __device__ __forceinline__ bool has_widths() const {
+    constexpr uint64_t kOnes = 0x1111111111111111u >> (64 - 4 * U), kLow = kOnes >> 2 * U;
+    return rows.widths.all == kLow * W + (kOnes - kLow) * V && rows.starts == (W == V ? 1u : 1u | 1u << U / 2);
+  }
+  template <int W, int V>
+  __device__ __forceinline__ void add_tile(const Lane &me, Soft<U> (&soft)[N]) const {
+    const uint8_t *scales = codes + rows.params;
+    const float scale = param_scale(rows.param_bytes);
+    uint32_t b[N][4], r[8];
+    float units[N];
+    weigh_group(me, book_data::scale(W) * scale, scales, b, units);
+#pragma unroll
+    for (int m = 0; m < U / 2; m++) decode<W>(me, codes + m * W * 128, r), add_unit(m, r, b, units, soft);
+    if (W != V) weigh_group(me, book_data::scale(V) * scale, scales + kTile * rows.param_bytes, b, units);
+#pragma unroll
+    for (int m = 0; m < U / 2; m++) decode<V>(me, codes + (U / 2 * W + m * V) * 128, r), add_unit(U / 2 + m, r, b, units, soft);
+  }
   __device__ __forceinline__ void finish(const Lane &me, NoState &, Soft<U> (&soft)[N]) const {
+    if (has_widths<2, 3>())
+      add_tile<2, 3>(me, soft);
+    else if (has_widths<2, 2>())
+      add_tile<2, 2>(me, soft);
+    else if (has_widths<3, 3>())
+      add_tile<3, 3>(me, soft);
+    else
+      add_tile(me, soft);
+  }
+  // Any widths.
+  __device__ __forceinline__ void add_tile(const Lane &me, Soft<U> (&soft)[N]) const {
     const uint8_t *at = codes, *scales = codes + rows.params;
     uint32_t b[N][4];
     float units[N];
@@ -269,7 +300,9 @@ struct TileValues<GroupValues, U, N> {
         weigh_group(me, book_scale(width) * param_scale(rows.param_bytes), scales, b, units);
         scales += kTile * rows.param_bytes;
       }
-      add_unit(me, m, width, at, b, units, soft);
+      uint32_t r[8];
+      decode_any(me, width, at, r);
+      add_unit(m, r, b, units, soft);
       at += width * 128;
     }
   }

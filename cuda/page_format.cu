@@ -23,12 +23,24 @@ constexpr std::array<uint32_t, 12> kBookLevels = {2, 3, 4, 5, 6, 7, 8, 16, 32, 6
 
 uint32_t align16(uint32_t n) { return (n + 15) / 16 * 16; }
 
+void fill_guess(const Book &book, BookGuess *guess) {
+  std::fill(std::begin(guess->threshold), std::end(guess->threshold), INFINITY);
+  std::copy(book.threshold.begin(), book.threshold.end(), guess->threshold);
+  for (size_t i = 0; i < book.level.size(); i++) guess->magnitude[i] = uint8_t(std::abs(book.level[i]));
+  guess->scale = book.scale;
+  for (uint32_t b = 0; b < BookGuess::kBuckets; b++)
+    guess->first[b] = uint8_t(std::count_if(book.threshold.begin(), book.threshold.end(), [b](float t) {
+      return t * BookGuess::kPerSigma + BookGuess::kBuckets / 2 < float(b) - BookGuess::kSlack;
+    }));
+}
+
 }  // namespace
 
 Status Books::upload() {
   std::array<DeviceBook, kBookLevels.size()> books{};
   for (size_t i = 0; i < kBookLevels.size(); i++) {
     const Book &book = find_book(kBookLevels[i]);
+    if (kBookLevels[i] <= BookGuess::kLevels) fill_guess(book, &books[i].guess);
     books[i].scale = book.scale;
     books[i].levels = kBookLevels[i];
     std::copy(book.level.begin(), book.level.end(), books[i].level);
@@ -290,6 +302,8 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
       if (region.first < (u + 1) * 16 && region.first + region.count > u * 16 && region.levels > 1)
         f->width[u] = std::max(f->width[u], uint8_t(width_of(region.levels)));
     }
+  if (f->family == Family::rows_book) std::replace(std::begin(f->width), std::end(f->width), uint8_t(7), uint8_t(8));
+  for (uint32_t u = 1; u < kMaxUnits; u++) f->unit_word[u] = uint8_t(f->unit_word[u - 1] + f->width[u - 1]);
   const uint32_t levels = f->region[0].levels;
   const bool radix = levels == 3 || levels == 5 || levels == 6;
   f->coding = code == Code::planes || code == Code::polar ? Coding::planes
@@ -297,7 +311,7 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
               : code == Code::fields || code == Code::halves ? (f->tensor ? Coding::fields : Coding::planes)
               : radix                ? Coding::radix
                                      : Coding::nibbles;
-  if (f->coding == Coding::nibbles) std::replace(f->width, f->width + f->dim / 16, uint8_t(7), uint8_t(8));
+  f->mixed = f->coding == Coding::nibbles && std::any_of(f->region, f->region + f->regions, [](const Region &region) { return region.first % 16 || region.levels > 64; });
   for (uint32_t p = 0; p < kPlanes && f->coding == Coding::planes; p++)
     for (uint32_t u = 0; u < f->dim / 16; u++) f->pairs[p] |= std::clamp<int>(f->width[u] - 2 * int(p), 0, 2) << 2 * u;
   if (f->family != Family::rows_book) return;

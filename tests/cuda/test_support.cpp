@@ -39,7 +39,7 @@ constexpr Case kCases[] = {
     {"semkv-tq-2", 128, 128, KVQ_PATH_FUSED},
     {"blockgtq-k3v3", 128, 128, KVQ_PATH_FUSED},
     {"blockgtq-k3v3-fast", 128, 128, KVQ_PATH_FUSED},
-    {"polar-2", 128, 128, KVQ_PATH_DECODE},
+    {"polar-2", 128, 128, KVQ_PATH_FUSED},
     {"kitty", 128, 128, KVQ_PATH_FUSED},
     {"tq-split", 128, 128, KVQ_PATH_FUSED},
 };
