@@ -3,6 +3,8 @@
 // A Code decodes a tile unit by unit and hands pairs of units to the matrix instructions of its user, which are K's or V's alike.
 // A permute instruction looks up four codes of a nibble each in a table of eight bytes; bit 3 of a nibble must be 0.
 #pragma once
+#include <utility>
+
 #include "codec/books_data.h"
 #include "cuda/layout.h"
 
@@ -60,7 +62,7 @@ struct Nibbles : CodeTraits {
   __device__ static constexpr int bytes(int units) { return units * W * 128; }
 
   // Levels, or magnitudes times `sign`, of 8 * k and on as bytes.
-  static constexpr LevelTable levels(int k, int sign = 1) {
+  static constexpr LevelTable tabulate(int k, int sign) {
     LevelTable table{0, 0};
     for (int i = 0; i < 8; i++) {
       const int code = (kSigned ? (1 << (W - 1)) + 8 * k + i : i % (1 << W)) - int(centre(W, B));
@@ -68,6 +70,13 @@ struct Nibbles : CodeTraits {
       (i < 4 ? table.low : table.high) |= (uint32_t(sign * level) & 0xff) << 8 * (i % 4);
     }
     return table;
+  }
+  // As constants.
+  template <int K = 0, int kSign = 1>
+  __device__ static __forceinline__ LevelTable levels() {
+    constexpr LevelTable kTable = tabulate(K, kSign);
+    constexpr uint32_t kLow = kTable.low, kHigh = kTable.high;
+    return {kLow, kHigh};
   }
   // Registers 2 * k and 2 * k + 1 from nibbles.
   __device__ static __forceinline__ void pair(uint32_t w, LevelTable table, uint32_t &even, uint32_t &odd) {
@@ -105,8 +114,8 @@ struct Nibbles : CodeTraits {
   // 16 levels: both signs are looked up.
   __device__ static __forceinline__ void look_up_both(const uint32_t (&w)[W], uint32_t (&r)[8]) {
     uint32_t negative[8];
-    look_up(w, levels(0), r);
-    look_up(w, levels(0, -1), negative);
+    look_up(w, levels(), r);
+    look_up(w, levels<0, -1>(), negative);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       uint32_t mask[2];
@@ -115,28 +124,34 @@ struct Nibbles : CodeTraits {
       for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] & ~mask[odd]) | (negative[2 * k + odd] & mask[odd]);
     }
   }
-  // More: the magnitude's higher bits choose between tables; -m is ~m + 1, which does not carry.
-  __device__ static __forceinline__ void look_up_far(const uint32_t (&w)[W], uint32_t (&r)[8]) {
-    look_up(w, levels(0), r);
+  // Codes whose magnitude's higher bits are K take their levels from table K.
+  template <int K>
+  __device__ static __forceinline__ void choose(const uint32_t (&w)[W], uint32_t (&r)[8]) {
 #pragma unroll
-    for (int k = 1; k < 1 << (W - 4); k++) {
+    for (int i = 0; i < 4; i++) {
+      uint32_t x[2];
+      pair(w[i], levels<K>(), x[0], x[1]);
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        uint32_t x[2];
-        pair(w[i], levels(k), x[0], x[1]);
+      for (int odd = 0; odd < 2; odd++) {
+        const int reg = 2 * i + odd;
+        uint32_t mask = ~0u;
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-          const int reg = 2 * i + odd;
-          uint32_t mask = ~0u;
-#pragma unroll
-          for (int b = 0; b < W - 4; b++) {
-            const uint32_t bits = w[4 + b] << (7 - reg), all = permute(bits, bits, 0xba98u);
-            mask &= k >> b & 1 ? all : ~all;
-          }
-          r[reg] = (r[reg] & ~mask) | (x[odd] & mask);
+        for (int b = 0; b < W - 4; b++) {
+          const uint32_t bits = w[4 + b] << (7 - reg), all = permute(bits, bits, 0xba98u);
+          mask &= K >> b & 1 ? all : ~all;
         }
+        r[reg] = (r[reg] & ~mask) | (x[odd] & mask);
       }
     }
+  }
+  template <int... K>
+  __device__ static __forceinline__ void choose_all(const uint32_t (&w)[W], uint32_t (&r)[8], std::integer_sequence<int, K...>) {
+    (choose<K + 1>(w, r), ...);
+  }
+  // More levels: -m is ~m + 1, which does not carry.
+  __device__ static __forceinline__ void look_up_far(const uint32_t (&w)[W], uint32_t (&r)[8]) {
+    look_up(w, levels(), r);
+    choose_all(w, r, std::make_integer_sequence<int, (1 << (W - 4)) - 1>());
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       uint32_t mask[2];

@@ -76,8 +76,8 @@ struct GroupKeys {
   template <int W>
   __device__ __forceinline__ void add_shared(const Lane &me, const uint8_t *codes, uint32_t stored, const uint32_t *b, int (&acc)[N][4][4]) const {
     uint32_t r[8];
-    if (W < 2 && stored == 2) Nibbles<W < 2 ? 2 : W, W>::unit(codes, me.lane, Nibbles<W < 2 ? 2 : W, W>::levels(0), r);
-    if (W < 3 && stored == 3) Nibbles<W < 3 ? 3 : W, W>::unit(codes, me.lane, Nibbles<W < 3 ? 3 : W, W>::levels(0), r);
+    if (W < 2 && stored == 2) Nibbles<W < 2 ? 2 : W, W>::unit(codes, me.lane, Nibbles<W < 2 ? 2 : W, W>::levels(), r);
+    if (W < 3 && stored == 3) Nibbles<W < 3 ? 3 : W, W>::unit(codes, me.lane, Nibbles<W < 3 ? 3 : W, W>::levels(), r);
     if (W < 4 && stored == 4) Nibbles<W < 4 ? 4 : W, W>::unit(codes, me.lane, {}, r);
     if (W < 5 && stored == 5) Nibbles<W < 5 ? 5 : W, W>::unit(codes, me.lane, {}, r);
     if (W < 6 && stored == 6) Nibbles<W < 6 ? 6 : W, W>::unit(codes, me.lane, {}, r);
@@ -128,7 +128,7 @@ struct GroupKeys {
 #pragma unroll 1
     for (uint32_t left = end - first - (last != W); left; left--, b += 32 * N, codes += W * 128) {
       uint32_t r[8];
-      Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(0), r);
+      Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(), r);
       multiply(r, b, acc);
     }
     if (last != W) add_shared<W>(me, codes, last, b, acc), b += 32 * N;
@@ -237,7 +237,7 @@ struct TileValues<GroupValues, U, N> {
   }
   template <int W>
   __device__ __forceinline__ static void decode(const Lane &me, const uint8_t *at, uint32_t (&r)[8]) {
-    Nibbles<W>::unit(at, me.lane, Nibbles<W>::levels(0), r);
+    Nibbles<W>::unit(at, me.lane, Nibbles<W>::levels(), r);
   }
   __device__ __forceinline__ static void decode_any(const Lane &me, uint32_t width, const uint8_t *at, uint32_t (&r)[8]) {
     if (width == 1)

@@ -124,7 +124,7 @@ template <int W, int P>
 __device__ __forceinline__ void unpack_nibbles(const Unpacked<P> &to, const uint8_t *at, uint32_t unit, bool groups) {
   const TensorFormat &f = *to.tile.format;
   uint32_t r[8];
-  Nibbles<W>::unit(at, threadIdx.x % 32, groups ? Nibbles<W>::levels(0) : LevelTable{f.table[0], f.table[1]}, r);
+  Nibbles<W>::unit(at, threadIdx.x % 32, groups ? Nibbles<W>::levels() : LevelTable{f.table[0], f.table[1]}, r);
   to.store(unit, r);
 }
 
