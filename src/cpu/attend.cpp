@@ -61,6 +61,7 @@ Sight sight_of(const Block &block, uint32_t row) {
 void begin(Block *block, bool first) {
   Slice &slice = block->run.slice;
   slice.domains = slice.oldest = 0;
+  slice.doubt = {};
   for (uint32_t r = 0; r < block->run.rows; r++) {
     load_query(*block, r);
     const Sight sight = block->sight[r] = sight_of(*block, r);
@@ -69,7 +70,6 @@ void begin(Block *block, bool first) {
     const float sink = sinks && first ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
     slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
-    slice.doubt[r] = {};
   }
   std::fill_n(slice.out, size_t(block->run.rows) * block->run.dims.output(), 0.0f);
 }
@@ -86,13 +86,30 @@ void raise(const Run &run, uint32_t row, float reference) {
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
 }
 
-// Keep book of the logits of a row, whose sums are given.
-void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squares) {
-  Doubt &doubt = run.slice.doubt[row];
-  doubt.count += tile.high(row) - tile.low(row);
-  doubt.first += sum * run.unit;
-  doubt.second += squares * run.unit * run.unit;
-  if (run.slice.has_doubt) doubt.worst = std::max(doubt.worst, run.slice.peak[row]);
+// Keep book of the logits of rows that see the same tokens and whose sums are given.
+void note(const Run &run, const Tile &tile, uint32_t row, uint32_t rows, const float *sum, const float *squares) {
+  Doubts &doubt = run.slice.doubt;
+  const double seen = tile.high(row) - tile.low(row);
+  const float unit = run.unit, square = unit * unit;
+  for (uint32_t r = 0; r < rows; r++) {
+    doubt.count[row + r] += seen;
+    doubt.first[row + r] += sum[r] * unit;
+    doubt.second[row + r] += squares[r] * square;
+  }
+  for (uint32_t r = row; run.slice.has_doubt && r < row + rows; r++) doubt.worst[r] = std::max(doubt.worst[r], run.slice.peak[r]);
+}
+
+// Raise the references of rows whose largest logits pass them.
+void follow(const Run &run, uint32_t row, uint32_t rows, const float *most) {
+  Slice &slice = run.slice;
+  bool passed = false;
+  for (uint32_t r = 0; r < rows; r++) {
+    float &largest = slice.doubt.largest[row + r];
+    largest = std::max(largest, std::fabs(most[r]) * run.unit);
+    passed |= most[r] > slice.reference[row + r] + kRaise;  // of -inf, too: it is then less than any
+  }
+  for (uint32_t r = 0; passed && r < rows; r++)
+    if (most[r] > slice.reference[row + r] + kRaise) raise(run, row + r, most[r]);
 }
 
 // Logits of rows that see all of a tile, or of one that sees some of it and whose others are 0, become probabilities.
@@ -102,7 +119,7 @@ void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
   float *x = slice.logit + size_t(row) * kLogitStride, *most = slice.most + row, sum[kRows], squares[kRows];
   const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low(row), high = tile.high(row);
   run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
-  for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
+  note(run, tile, row, rows, sum, squares);
   const float softcap = block.rows.call.softcap;
   for (uint32_t r = 0; softcap > 0 && r < rows; r++) {
     run.kernels.softcap(x + r * kLogitStride + tile.from, n, softcap);
@@ -113,11 +130,7 @@ void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
     std::fill(x + high, x + end, kNothing);
     most[0] = run.kernels.maximum(x + tile.from, n);
   }
-  for (uint32_t r = 0; r < rows; r++) {
-    const float reference = slice.reference[row + r];
-    slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
-    if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
-  }
+  follow(run, row, rows, most);
   if (slice.deferred) return;
   run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
   for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
@@ -300,7 +313,7 @@ void finish_row(const Block &block, uint32_t row) {
 
 bool is_certain_row(const Run &run, uint32_t dim, uint32_t row) {
   const float *out = run.slice.out + size_t(row) * run.dims.output();
-  return run.precise || is_certain(run.slice.doubt[row], dim, run.kernels.dot_product(out, out, round16(dim)));
+  return run.precise || is_certain(run.slice.doubt, row, dim, run.kernels.dot_product(out, out, round16(dim)));
 }
 
 void collect(const Run &run, const RowBlock &rows, PartOf part) {

@@ -83,7 +83,7 @@ struct Slice {
   uint32_t doubt_stride;
   float most[kRows + 3];              // the same of the logits; four at a time
   bool deferred;                      // the logits of the tile are still to become probabilities
-  Doubt doubt[kRows];
+  Doubts doubt;
   Domain domain[kDomains];
   bool has_doubt;            // in the current tile; otherwise `doubtful` is not set
   Prefetch prefetch;         // what comes after the current tile

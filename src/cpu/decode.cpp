@@ -124,6 +124,7 @@ void weigh(const Run &run, Quantize *quantize, RowWeights *weights) {
   quantize->error = weights->error + row;
   quantize->power = weights->power + row;
   quantize->total = weights->total + row;
+  quantize->zeros = weights->offset + row;
   run.kernels.quantize(*quantize);
 }
 

@@ -110,13 +110,14 @@ struct Quantize {
   const uint32_t *ends;
   size_t span_stride;
   const float *bound;       // [rows] of |x * s|; null: not known
-  const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
+  const float *share, *doubt;  // null, or factors of the squares whose sum is `power`: [n], [rows][doubt_stride]
   size_t doubt_stride;
-  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s; `total` is not set.  n is a multiple of 16, s not null.
+  const float *zero;        // null, or (no `fine`) [n]
+  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s.  n is a multiple of 16, s not null.
   const float *reference, *most;  // [rows]; the largest x
   float *exponentials, *largest;  // [rows], the first up to the next multiple of four: the sum of 2^(x - reference), the largest
-  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
-  float *scale, *error, *power, *total;
+  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, of x^2 * share * doubt, of x * s, of x * zero.
+  float *scale, *error, *power, *total, *zeros;
 };
 
 struct Kernels {
@@ -138,7 +139,8 @@ struct Kernels {
   // Of n floats of every row: maximum, sum, sum of squares, [rows] up to the next multiple of four.
   void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
-  float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
+  // out = (scale^2 * usual + (zero + scale * middle)^2) * factor; null pointers: without what they are in
+  void (*shares)(const float *scale, const float *zero, float usual, float middle, const float *factor, uint32_t n, float *out);
   void (*add_scaled)(const float *x, uint32_t n, float factor, float *out);  // out += factor * x, exactly n of them
   // out[row] (+)= factor[row] * x^2
   void (*add_squares)(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride);

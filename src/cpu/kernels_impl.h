@@ -315,13 +315,12 @@ void add_squares(const float *x, uint32_t n, const float *factor, uint32_t rows,
   }
 }
 
-float power(const float *x, const float *y, const float *factor, uint32_t n) {
-  VFloat total = {};
+void shares(const float *scale, const float *zero, float usual, float middle, const float *factor, uint32_t n, float *out) {
   for (uint32_t i = 0; i < n; i += kLanes) {
-    const VFloat v = y ? load<VFloat>(x + i) * load<VFloat>(y + i) : load<VFloat>(x + i);
-    total += v * v * load<VFloat>(factor + i);
+    const VFloat s = load<VFloat>(scale + i), v = zero ? load<VFloat>(zero + i) + s * middle : VFloat{};
+    const VFloat square = s * s * usual + v * v;
+    store(out + i, factor ? square * load<VFloat>(factor + i) : square);
   }
-  return sum_lanes(total);
 }
 
 float dot_product(const float *x, const float *y, uint32_t n) {
@@ -396,7 +395,7 @@ constexpr Kernels kTable = {
     .maximum = maximum,
     .survey = survey,
     .dot_product = dot_product,
-    .power = power,
+    .shares = shares,
     .add_scaled = add_scaled,
     .add_squares = add_squares,
     .exponentials = exponentials,
