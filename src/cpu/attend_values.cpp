@@ -69,20 +69,12 @@ struct Share {
   float usual, most;
 };
 
-// What rounding leaves of a row's weights in a tile: usually, and at most if it is alike in all of them.
-struct Left {
-  float each, square;
-};
-inline Left left_of(const RowWeights &weights, uint32_t row, float tokens, const Share &share) {
-  const float step = weights.scale[row], each = step * step * tokens / 12.0f;
-  return {each, (each + weights.error[row] * weights.error[row]) * share.most};
-}
-
 // Whether the errors of a row's weights could show in what it has collected.
 inline bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights &weights, float tokens, const Share &share) {
   if (run.precise) return true;
   Doubts &doubt = run.slice.doubt;
-  const auto [each, square] = left_of(weights, row, tokens, share);
+  const float step = weights.scale[row], each = step * step * (tokens / 12.0f);
+  const float square = (each + weights.error[row] * weights.error[row]) * share.most;
   if (square > kTileShare * doubt.power[row]) {
     const float *out = domain.out + size_t(row) * run.dims.output();
     doubt.power[row] = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
@@ -99,12 +91,18 @@ inline bool shows(const Run &run, const Domain &domain, uint32_t row, const RowW
 // The same for all rows, which see all of the tile: whether they show in any of them; if not, that is in the books.
 bool any_shows(const Run &run, const RowWeights &weights, float tokens, const Share &share) {
   Doubts &doubt = run.slice.doubt;
+  Four each[kRows / 4], square[kRows / 4];
   bool any = run.precise;
-  for (uint32_t r = 0; r < run.rows; r++) any |= left_of(weights, r, tokens, share).square > kTileShare * doubt.power[r];
-  for (uint32_t r = 0; !any && r < run.rows; r++) {
-    const auto [each, square] = left_of(weights, r, tokens, share);
-    doubt.sum[r] += double(each) * share.usual;
-    doubt.tile[r] = std::max(doubt.tile[r], square);
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four step = four_of(weights.scale + r), error = four_of(weights.error + r);
+    each[r / 4] = step * step * (tokens / 12.0f);
+    square[r / 4] = (each[r / 4] + error * error) * share.most;
+    const auto shows = square[r / 4] > kTileShare * four_of(doubt.power + r);
+    for (uint32_t i = 0; i < 4; i++) any |= shows[i] && r + i < run.rows;
+  }
+  for (uint32_t r = 0; !any && r < run.rows; r += 4) {
+    add_four(doubt.sum + r, each[r / 4] * share.usual);
+    set_four(doubt.tile + r, greater_of(four_of(doubt.tile + r), square[r / 4]));
   }
   return any;
 }
@@ -127,8 +125,11 @@ void weigh_segment(const Run &run, const Region &region, float slots, const Tile
     if (shared) quantize.doubt = nullptr;
   }
   slice.deferred ? weigh_deferred(run, &quantize, &weights) : weigh(run, &quantize, &weights);
-  for (uint32_t r = 0; slice.has_doubt && r < run.rows; r++) slice.doubt.sum[r] += weights.power[r] * slice.doubt_factor[r] * slots;
-  for (uint32_t r = 0; quantize.zero && r < run.rows; r++) slice.doubt.sum[r] += kZeroShare * weights.offset[r] * weights.offset[r] * slots;
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four power = slice.has_doubt ? four_of(weights.power + r) * four_of(slice.doubt_factor + r) : Four{};
+    const Four offset = quantize.zero ? four_of(weights.offset + r) : Four{};
+    add_four(slice.doubt.sum + r, (power + kZeroShare * offset * offset) * slots);
+  }
 }
 
 // Add what rounding left of the weights of rows where it shows.

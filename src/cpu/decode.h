@@ -13,8 +13,7 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
 // Whether dot products read the planes of a region: not for so many rows that decoding it once costs less, and not from the middle of the
 // fields that values of several tokens share.
 inline bool reads_planes(const Run &run, const Region &region, const TensorLayout &layout, const Tile &tile) {
-  constexpr uint32_t kMostRows = 8;
-  if (!region.across || !run.kernels.dot_planes || run.rows > kMostRows) return false;
+  if (!region.across || !run.kernels.dot_planes || run.rows > run.kernels.planes_rows) return false;
   if (region.table && region.table->levels > run.kernels.mapped) return false;
   const uint32_t digits = kSchemeTable[region.packing.scheme].digits;
   if (digits > run.kernels.digits) return false;

@@ -122,6 +122,11 @@ struct Quantize {
 
 struct Kernels {
   const char *name;
+  // Null, or what a thread calls before and after it runs other kernels for blocks of this many rows.
+  void (*begin)(uint32_t rows);
+  void (*end)();
+  // Most rows for which dot_planes is faster than unpack and dot_codes.
+  uint32_t planes_rows;
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
@@ -161,14 +166,14 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
-extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_neon;
+extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_amx, *const kernels_neon;
 
 // The tables that run here; null: one that does not.
 struct UsableKernels {
-  const Kernels *best_first[5];
+  const Kernels *best_first[6];
 };
 UsableKernels usable_kernels();
-// The table of this name (portable, avx2, avxvnni, avx512, neon); null if it does not run here.  No name: that of the environment variable
+// The table of this name (portable, avx2, avxvnni, avx512, amx, neon); null if it does not run here.  No name: that of the environment variable
 // KVQ_CPU if it runs here, or else the best.
 const Kernels *select_kernels(const char *name);
 
