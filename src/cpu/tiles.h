@@ -89,17 +89,36 @@ KVQ_INLINE void multiply_tiles(const WeightTile *weights, const uint8_t *x, size
   if (N > 3) { _tile_stored(3, sums[3].of, 64); }
 }
 
+// What a block of tiles of lanes has become.
 template <uint32_t N>
-KVQ_INLINE void tiles_block(const Dot &dot, const WeightTile *weights, uint32_t row, uint32_t rows, uint32_t lane, uint32_t first, uint32_t chunks,
-                            Prefetch *lines) {
-  SumTile sums[N];
-  multiply_tiles<N>(weights, (const uint8_t *)dot.x + first * dot.stride + lane * 4, dot.stride, chunks, lines, sums);
+KVQ_INLINE void finish_tiles(const Dot &dot, const SumTile *sums, uint32_t row, uint32_t rows, uint32_t lane, const int32_t *start) {
+#pragma GCC unroll 1
   for (uint32_t r = 0; r < rows; r++) {
-    const VInt start = all_int(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
     VInt totals[N];
 #pragma GCC unroll 4
-    for (uint32_t v = 0; v < N; v++) totals[v] = (load<VInt>(sums[v].of[2 * r]) << 8) + load<VInt>(sums[v].of[2 * r + 1]) + start;
+    for (uint32_t v = 0; v < N; v++) totals[v] = (load<VInt>(sums[v].of[2 * r]) << 8) + load<VInt>(sums[v].of[2 * r + 1]) + all_int(start[r]);
     finish_row<N>(totals, dot, row + r, lane);
+  }
+}
+
+// All lanes of up to eight rows.  A block is finished behind the products of the next one: what is stored in tiles takes a while to come
+// back in vectors.
+KVQ_INLINE void tiles_rows(const Dot &dot, const WeightTile *weights, uint32_t row, uint32_t rows, uint32_t first, uint32_t chunks,
+                           uint32_t lanes, Prefetch *lines) {
+  constexpr uint32_t kStep = 4 * kTileLanes;
+  const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride;
+  int32_t start[8];
+  for (uint32_t r = 0; r < rows; r++) start[r] = dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0;
+  SumTile sums[2][4];
+  uint32_t lane = 0;
+  for (; lane + kStep <= lanes; lane += kStep) {
+    multiply_tiles<4>(weights, x + lane * 4, dot.stride, chunks, lines, sums[lane / kStep % 2]);
+    if (lane) finish_tiles<4>(dot, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep, start);
+  }
+  if (lane) finish_tiles<4>(dot, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep, start);
+  for (; lane < lanes; lane += kTileLanes) {
+    multiply_tiles<1>(weights, x + lane * 4, dot.stride, chunks, lines, sums[0]);
+    finish_tiles<1>(dot, sums[0], row, rows, lane, start);
   }
 }
 
@@ -113,10 +132,7 @@ void dot_tiles(const Dot &dot, uint32_t first, uint32_t end, uint32_t lanes) {
       for (uint32_t r = 0; r < group; r += 4)
         turn_weights((const int16_t *)dot.w + weight_place(dot.w_stride, row + r, first + i * kTileQuads), weights[i].of + 2 * r);
     settle(weights);
-    const uint32_t rows = dot.rows - row < group ? dot.rows - row : group;
-    uint32_t lane = 0;
-    for (; lane + 4 * kTileLanes <= lanes; lane += 4 * kTileLanes) tiles_block<4>(dot, weights, row, rows, lane, first, chunks, &lines);
-    for (; lane < lanes; lane += kTileLanes) tiles_block<1>(dot, weights, row, rows, lane, first, chunks, &lines);
+    tiles_rows(dot, weights, row, dot.rows - row < group ? dot.rows - row : group, first, chunks, lanes, &lines);
   }
   if (dot.prefetch) *dot.prefetch = lines;
 }
