@@ -59,7 +59,7 @@ struct RowWeights {
   float scale[kRows], error[kRows], power[kRows], total[kRows];  // as in Quantize
   float offset[kRows];  // what multiplies zeros
   float doubt[kRows];   // of keys: d^2 of a token per square of its scale (doubt.h)
-  int32_t sum[kRows][kSpans], fine_sum[kSpans];
+  int32_t sum[kRows][kSpans], fine_sum[4][kSpans];
 };
 
 // What one packed format needs besides its pages: the query in its terms and the output in its terms.

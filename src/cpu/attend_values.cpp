@@ -132,19 +132,30 @@ void weigh_segment(const Run &run, const Region &region, float slots, const Tile
   }
 }
 
-// Add what rounding left of the weights of rows where it shows.
+// What rounding leaves of a row's weights, to its place in a group of four.
+void weigh_fine(const Run &run, Quantize *quantize) {
+  quantize->fine = run.slice.fine + weight_place(0, quantize->row % 4, 0);
+  weigh(run, quantize, run.slice.weights);
+}
+
+// Add what rounding left of the weights of rows where it shows, four rows at once.
 void add_left(const Run &run, Domain &domain, const Region &region, const Tile &tile, const float *most, const Share &share, Dot *dot) {
   Slice &slice = run.slice;
-  RowWeights &weights = *slice.weights;
-  for (uint32_t r = 0; r < run.rows; r++) {
-    if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
-    const float bound = most[r] * slice.largest[r];
-    Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
-    quantize.s = slice.scale + tile.from;
-    quantize.doubt = nullptr;
-    quantize.fine = slice.fine;
-    weigh(run, &quantize, &weights);
-    dot_region(run, region, weights, {slice.fine, r}, region.line, dot);
+  for (uint32_t row = 0; row < run.rows; row += 4) {
+    Plane plane{slice.fine, row, std::min(run.rows - row, 4u)};
+    bool any = false;
+    for (uint32_t r = row; r < row + plane.rows; r++) {
+      const bool wanted = shows(run, domain, r, *slice.weights, visible(tile, r, tile.from, tile.end), share);
+      plane.share[r - row] = wanted ? 1.0f : 0.0f;
+      any |= wanted;
+      if (!wanted) continue;
+      const float bound = most[r] * slice.largest[r];
+      Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
+      quantize.s = slice.scale + tile.from;
+      quantize.doubt = nullptr;
+      weigh_fine(run, &quantize);
+    }
+    if (any) dot_region(run, region, *slice.weights, plane, region.line, dot);
   }
 }
 
@@ -198,7 +209,7 @@ void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const
 }
 
 // The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of rows.
-void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, int16_t *fine) {
+void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, bool fine) {
   const uint32_t from = first / 4 * 4, before = first - from;
   float *p = run.slice.logit + size_t(row) * kLogitStride + from, kept[kRows][4];
   for (uint32_t r = 0; r < rows; r++) {
@@ -206,9 +217,8 @@ void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, u
     std::fill_n(p + r * kLogitStride, before, 0.0f);
   }
   Quantize quantize = probabilities_of(run, row, rows, run.slice.largest + row, from, end);
-  quantize.fine = fine;
   RowWeights &weights = *run.slice.weights;
-  weigh(run, &quantize, &weights);
+  fine ? weigh_fine(run, &quantize) : weigh(run, &quantize, &weights);
   for (uint32_t r = row; r < row + rows; r++) weights.power[r] = quantize.doubt ? weights.power[r] * run.slice.doubt_factor[r] : 0.0f;
   for (uint32_t r = 0; r < rows; r++) std::copy_n(kept[r], before, p + r * kLogitStride);
 }
@@ -264,13 +274,13 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     const uint8_t *params = tile.v_params + group * layout.group_stride;
     load_slot_params(run, layout, params);
-    weigh_tokens(run, 0, run.rows, first, end, nullptr);
+    weigh_tokens(run, 0, run.rows, first, end, false);
     const Share share = doubt_group(run, layout, params);
     add_zeros(run, domain, layout, *slice.weights);
     add_group(run, domain, layout, tile, params, first, end, {});
     for (uint32_t r = 0; r < run.rows; r++) {
       if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
-      weigh_tokens(run, r, 1, first, end, slice.fine);
+      weigh_tokens(run, r, 1, first, end, true);
       add_group(run, domain, layout, tile, params, first, end, {slice.fine, r});
     }
   });

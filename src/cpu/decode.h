@@ -71,10 +71,11 @@ float largest(const Run &run, const float *x, uint32_t n);
 inline bool sees_vectors(const Tile &tile) { return !tile.low_rows && tile.first % 16 == 0 && tile.end % 16 == 0; }
 // The largest of slice.scale among the tokens that a row sees; `last`: of the row before.
 float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last);
-// The weights of all rows, or, to be added, what rounding left of those of one row.
+// The weights of all rows, or, to be added, what rounding left of those of some from `row` on, times `share`.
 struct Plane {
-  const int16_t *fine = nullptr;
-  uint32_t row = 0;
+  const int16_t *fine = nullptr;  // of a group of four rows
+  uint32_t row = 0, rows = 1;
+  float share[4] = {1, 1, 1, 1};
 };
 // dot_codes of all rows, and of a row's fine plane, with the weights' scales times `factor`.
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot);
