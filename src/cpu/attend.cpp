@@ -193,7 +193,10 @@ struct Seen {
 void see_page(const Block &block, const PageView &view, Seen *seen, Tile *page) {
   page->first = view.first;
   page->end = view.first + view.count;
-  if (!view.positions && view.position >= block.common.low && view.position + view.count <= block.common.high) return;
+  if (view.count == 0) return;
+  const uint64_t oldest = view.positions ? view.positions[0] : view.position;
+  const uint64_t newest = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
+  if (oldest >= block.common.low && newest < block.common.high) return;
   page->first = UINT32_MAX;
   page->end = 0;
   page->low_rows = seen->low;

@@ -156,9 +156,8 @@ KVQ_INLINE Fractions to_fractions(VByte field, uint32_t bits) {
   const VShort fraction = (VShort)field << int(8 - bits);
   return {fraction & (uint16_t)0xff, fraction >> 8};
 }
-template <class S>
-KVQ_INLINE VByte next_digit(Fractions *left) {
-  const VShort even = left->even * (uint16_t)S::kBase, odd = left->odd * (uint16_t)S::kBase;
+KVQ_INLINE VByte next_digit(Fractions *left, VShort base) {
+  const VShort even = left->even * base, odd = left->odd * base;
   *left = {even & (uint16_t)0xff, odd & (uint16_t)0xff};
   return (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
 }
@@ -168,8 +167,9 @@ template <class S, uint32_t N>
 struct DigitSource {
   Fractions left[N];
   Table table;
+  VShort base = factor_of(S::kBase);
   KVQ_INLINE_MEMBER void start(uint32_t i, VByte field) { left[i] = to_fractions(S::kBits < 8 ? mask_low(field, S::kBits) : field, S::kBits); }
-  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t) { return look_up(table, next_digit<S>(&left[i])); }
+  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t) { return look_up(table, next_digit(&left[i], base)); }
   KVQ_INLINE_MEMBER void load(const uint8_t *map) { table = field_table<SchemeOf<kBits4>, 0>(map); }
 };
 #ifdef KVQ_DIGIT_TABLES
@@ -216,6 +216,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
   const uint32_t first = packing.tail_bit + (before < whole ? before * S::kBits : whole * S::kBits + (before - whole) * bits);
   const Table table = field_table<SchemeOf<kBits4>, 0>(dot.planes.table);
   Fractions fractions[N];
+  const VShort base = factor_of(S::kBase);
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < N; i++) {
     const VByte field = shared_field(dot.planes.shared + (part + i % PARTS) * KVQ_VECTOR_BYTES, first + i / PARTS * bits, bits);
@@ -224,7 +225,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
   for (uint32_t d = 0; d < digits; d++) {
     Words words[N];
 #pragma GCC unroll 4
-    for (uint32_t i = 0; i < N; i++) words[i] = to_words(look_up(table, next_digit<S>(&fractions[i])));
+    for (uint32_t i = 0; i < N; i++) words[i] = to_words(look_up(table, next_digit(&fractions[i], base)));
     add_words<ROWS, N>(sums, words, w + d * 16);
   }
 }

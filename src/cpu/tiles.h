@@ -59,9 +59,9 @@ struct alignas(64) SumTile {
 template <uint32_t N>
 KVQ_INLINE void multiply_tiles(const WeightTile *weights, const uint8_t *x, size_t stride, uint32_t chunks, Prefetch *lines, SumTile *sums) {
   _tile_zero(0);
-  if (N > 1) { _tile_zero(1); }
-  if (N > 2) { _tile_zero(2); }
-  if (N > 3) { _tile_zero(3); }
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   for (uint32_t i = 0; i < chunks; i++, x += kTileQuads * stride) {
     _tile_loadd(4, weights[i].of, 64);
     fetch<8>(lines);
@@ -84,9 +84,15 @@ KVQ_INLINE void multiply_tiles(const WeightTile *weights, const uint8_t *x, size
     }
   }
   _tile_stored(0, sums[0].of, 64);
-  if (N > 1) { _tile_stored(1, sums[1].of, 64); }
-  if (N > 2) { _tile_stored(2, sums[2].of, 64); }
-  if (N > 3) { _tile_stored(3, sums[3].of, 64); }
+  if (N > 1) {
+    _tile_stored(1, sums[1].of, 64);
+  }
+  if (N > 2) {
+    _tile_stored(2, sums[2].of, 64);
+  }
+  if (N > 3) {
+    _tile_stored(3, sums[3].of, 64);
+  }
 }
 
 // What a block of tiles of lanes has become.
