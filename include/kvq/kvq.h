@@ -402,8 +402,7 @@ KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint
 /* Store K and V of the step's tokens in one layer, once per layer and step.  A layer that reads another's cache takes none.
  * In: k [N][kv_heads][dim_k] after RoPE, v [N][kv_heads][dim_v]; q [N][q_heads][dim_k] or NULL, only for the statistics of an
  * uncommitted prompt.  All enter by rule 1.4.  Stream: order of device work.
- * Statuses: INVALID, NONFINITE (host memory, or q with statistics), STALE, STATE (twice, or QUERY_ONLY), BUSY, UNSUPPORTED (a capture, as
- * kvq_attend).  Since 0.1. */
+ * Statuses: INVALID, NONFINITE (host memory, or q with statistics), STALE, STATE (twice, or QUERY_ONLY), BUSY, UNSUPPORTED.  Since 0.1. */
 KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *k, const kvq_tensor *v,
                            const kvq_tensor *q, void *stream);
 
