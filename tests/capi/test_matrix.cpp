@@ -53,7 +53,7 @@ kvq_account account_of(const std::string &recipe, const kvq_layer &layer, uint64
 // The levels of KVQ_CPU that this processor has.
 std::vector<std::string> levels() {
   std::vector<std::string> found;
-  for (const char *name : {"portable", "avx2", "avxvnni", "avx512", "neon"}) {
+  for (const char *name : {"portable", "avx2", "avxvnni", "avx512", "amx", "neon"}) {
     setenv("KVQ_CPU", name, 1);
     auto info = sized<kvq_backend_info>();
     ok(kvq_backend_query(KVQ_BACKEND_CPU, &info));
