@@ -179,24 +179,38 @@ struct Crumbs : CodeTraits {
   }
 };
 
-// Quotients of numbers in bytes (radix, layout.h), two at a time: x lies in the lower byte of an fp16 number 1024 + x, and what a
-// multiplication by about 1 / L^k leaves there, rounded once with a constant that makes it round down, is x / L^k: right for every x
-// (a test has all of them).  Five levels: x is twice the number, and its bit 0 is another's.
+// Quotients of numbers in bytes (radix, layout.h), two at a time: x lies in the lower byte of an fp16 number 1024 + x, and its product
+// with about 1 / L^d, rounded once with what is added, is 1280 + x / L^d.  Five levels: x is twice the number, and bit 0 is another's.
 struct Division {
-  int from;              // the quotient that is divided; 0: the number itself
-  uint32_t scale, add;   // fp16, twice; the result is 1280 and the quotient
+  int from;             // what is divided: 0: the number, or an earlier quotient
+  uint16_t scale, add;  // fp16
 };
-// By L^d, for d > 0.
-__device__ constexpr Division division(int levels, int d) {
-  constexpr Division kThree[] = {{0, 0x35553555, 0x63556355}, {0, 0x2f192f19, 0x648e648e}, {2, 0x35553555, 0x62aa62aa}, {2, 0x2f202f20, 0x64716471}};
-  constexpr Division kFive[] = {{0, 0x2e682e68, 0x64996499}, {0, 0x25202520, 0x64eb64eb}};
-  constexpr Division kSix[] = {{0, 0x31553155, 0x64556455}, {0, 0x27202720, 0x64e364e3}};
-  return levels == 3 ? kThree[d - 1] : levels == 5 ? kFive[d - 1] : kSix[d - 1];
+KVQ_HD constexpr Division division(uint32_t levels, int d) {
+  constexpr Division kThree[] = {{}, {0, 0x3555, 0x6355}, {0, 0x2f19, 0x648e}, {2, 0x3555, 0x62aa}, {2, 0x2f20, 0x6471}};
+  constexpr Division kFive[] = {{}, {0, 0x2e68, 0x6499}, {0, 0x2520, 0x64eb}};
+  constexpr Division kSix[] = {{}, {0, 0x3155, 0x6455}, {0, 0x2720, 0x64e3}};
+  return levels == 3 ? kThree[d] : levels == 5 ? kFive[d] : kSix[d];
 }
+// Is it right for all numbers?
+constexpr bool divides(uint32_t levels) {
+  const auto part = [](uint16_t half) { return int64_t(1024 + half % 1024) << (half / 1024 - 9); };  // in 2^-16, of a normal number from 2^-6 on
+  int64_t power[6] = {levels == 5 ? 2 : 1};
+  for (uint32_t d = 1; d <= digits_of(levels).digits; d++) power[d] = power[d - 1] * levels;
+  for (int64_t x = 0; x < power[digits_of(levels).digits]; x++)
+    for (uint32_t d = 1; d < digits_of(levels).digits; d++) {
+      const Division by = division(levels, int(d));
+      const int64_t from = by.from ? 1280 + x / power[by.from] : 1024 + x, quotient = x / power[d];
+      const int64_t miss = from * part(by.scale) + part(by.add) - (1280 + quotient) * 65536;
+      if (miss < -32768 + quotient % 2 || miss >= 32768) return false;  // halves go to even ones
+    }
+  return true;
+}
+static_assert(divides(3) && divides(5) && divides(6));
 
-__device__ __forceinline__ uint32_t fma_halves(uint32_t x, uint32_t scale, uint32_t add) {
+// Both halves.
+__device__ __forceinline__ uint32_t divide(uint32_t x, Division by) {
   uint32_t out;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(scale), "r"(add));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(by.scale * 0x10001u), "r"(by.add * 0x10001u));
   return out;
 }
 
@@ -214,17 +228,17 @@ struct Digits : CodeTraits {
   __device__ static constexpr int bytes(int) { return kWords * 128; }
 
   // Of four bytes: `even` of bytes 0 and 2, `odd` of bytes 1 and 3.
-  __device__ static __forceinline__ void divide(uint32_t w, uint32_t (&even)[N], uint32_t (&odd)[N]) {
+  __device__ static __forceinline__ void quotients(uint32_t w, uint32_t (&even)[N], uint32_t (&odd)[N]) {
     even[0] = permute(w, 0x64646464u, 0x4240u), odd[0] = permute(w, 0x64646464u, 0x4341u);
 #pragma unroll
     for (int d = 1; d < N; d++) {
       const Division by = division(L, d);
-      even[d] = fma_halves(even[by.from], by.scale, by.add), odd[d] = fma_halves(odd[by.from], by.scale, by.add);
+      even[d] = divide(even[by.from], by), odd[d] = divide(odd[by.from], by);
     }
   }
   __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
     uint32_t even[N], odd[N];
-    divide(w, even, odd);
+    quotients(w, even, odd);
     x[0] = L == 5 ? w >> 1 & 0x7f7f7f7fu : w;
 #pragma unroll
     for (int d = 1; d < N; d++) x[d] = permute(even[d], odd[d], 0x6240u);
@@ -325,7 +339,7 @@ struct Digits : CodeTraits {
         full[k % 2][q] = L == 5 && k < kGroups ? w[q] & 0xfefefefeu : w[q];
         if (k == kGroups) continue;
         uint32_t e[N], o[N];
-        divide(w[q], e, o);
+        quotients(w[q], e, o);
 #pragma unroll
         for (int d = 0; d < N; d++) even[k % 2][d][q] = e[d], odd[k % 2][d][q] = o[d];
       }
