@@ -47,7 +47,7 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
     case Coding::nibbles:
       for (uint32_t b = 0; b < width; b++) {
         const BitPlace at = code_bit(width, p.reg, p.byte, b);
-        code |= (words[unit_word(f, p.unit) * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
+        code |= (words[f.unit_word[p.unit] * 32 + lane_word(width, p.lane, at.word)] >> at.bit & 1u) << b;
       }
       return plain_code(width, code);
     case Coding::planes:

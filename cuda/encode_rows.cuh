@@ -91,28 +91,30 @@ __device__ inline void rotate(const LaneRotation &rotation, LaneRow *row) {
   for (uint32_t i = 0; i < kLane; i++) y[i] *= rotation.c;
 }
 
-// Number of thresholds below y: they ascend, so each comparison chooses the half that is left.
+// Adds the number of thresholds below y, which ascend, to byte `byte` of *codes: each comparison chooses the half that is left.
 template <uint32_t kBits>
-__device__ uint32_t count_below(const float (&threshold)[(1u << kBits) - 1], float y) {
+__device__ void add_below(const float (&threshold)[(1u << kBits) - 1], float y, uint32_t byte, uint32_t *codes) {
   constexpr uint32_t kHalf = 1u << (kBits - 1);
   const bool high = y > threshold[kHalf - 1];
-  if constexpr (kBits == 1) {
-    return high;
-  } else {
+  if (high) *codes |= kHalf << 8 * byte;
+  if constexpr (kBits > 1) {
     float left[kHalf - 1];
 #pragma unroll
     for (uint32_t i = 0; i < kHalf - 1; i++) left[i] = high ? threshold[kHalf + i] : threshold[i];
-    return (high ? kHalf : 0) + count_below<kBits - 1>(left, y);
+    add_below<kBits - 1>(left, y, byte, codes);
   }
+}
+
+// Bytes as selectors of __byte_perm.
+__device__ inline uint32_t selectors(uint32_t bytes) {
+  bytes |= bytes >> 4;
+  return (bytes & 0xff) | (bytes >> 8 & 0xff00);
 }
 
 // Codes as bytes, four to a word.
 __device__ inline uint4 pack_codes(const uint32_t (&code)[kLane]) {
-  uint4 packed;
-  uint32_t *word = &packed.x;
-#pragma unroll
-  for (uint32_t i = 0; i < 4; i++) word[i] = code[4 * i] | code[4 * i + 1] << 8 | code[4 * i + 2] << 16 | code[4 * i + 3] << 24;
-  return packed;
+  const auto four = [&](uint32_t i) { return __byte_perm(__byte_perm(code[i], code[i + 1], 0x0040), __byte_perm(code[i + 2], code[i + 3], 0x0040), 0x5410); };
+  return make_uint4(four(0), four(4), four(8), four(12));
 }
 
 // f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn.
@@ -128,22 +130,44 @@ __device__ void for_lane_rows(const Tile &tile, const LaneRotation &rotation, F 
   }
 }
 
-// Sum of m * m over a lane's codes.  Magnitudes of levels are bytes: those of codes 0..7, or of codes 8..15 where there are 16
-// levels, which are antisymmetric.
-template <uint32_t kBits>
-__device__ uint32_t sum_squares(uint32_t low, uint32_t high, uint4 codes) {
-  const uint32_t *word = &codes.x;
-  uint32_t sum = 0;
+// How the codes of a book are found.  Up to four levels: by their thresholds.  More: books are antisymmetric, so |y| is compared with
+// the positive thresholds.  A threshold itself belongs to the code below it: where y <= 0, |y| = t counts as beyond it, by the number
+// next to |y|.  `index` is 2^kBits * (y > 0) + the number of thresholds passed; levels and codes are tables of it.
+template <uint32_t kBits, bool kFolded>
+struct BookSearch {
+  static constexpr uint32_t kThresholds = (1u << kBits) - 1, kEntries = kFolded ? 2u << kBits : 1u << kBits;
+  float unit[kThresholds];        // thresholds of a standard normal distribution; infinite where there are fewer
+  uint32_t magnitude[2], code[2];  // by index, bytes of two words
+  __device__ explicit BookSearch(const DeviceBook &book) {
+    const uint32_t levels = book.levels, first = kFolded ? levels / 2 : 0;  // of the thresholds
 #pragma unroll
-  for (uint32_t i = 0; i < 4; i++) {
-    uint32_t x = word[i];
-    if constexpr (kBits == 4) x = (x ^ 0x07070707u ^ (x >> 3 & 0x01010101u) * 7) & 0x07070707u;
-    x |= x >> 4;
-    const uint32_t magnitudes = __byte_perm(low, high, (x & 0xff) | (x >> 8 & 0xff00));
-    sum = __dp4a(magnitudes, magnitudes, sum);
+    for (uint32_t j = 0; j < kThresholds; j++) unit[j] = first + j + 1 < levels ? book.threshold[first + j] : INFINITY;
+    magnitude[0] = magnitude[1] = code[0] = code[1] = 0;
+    for (uint32_t i = 0; i < 8; i++) {
+      const uint32_t passed = i & kThresholds, above = levels / 2 + passed, below = (levels - 1) / 2 - passed;
+      const uint32_t c = !kFolded ? i : i > kThresholds || kEntries > 8 ? above : below;
+      if (c < levels) magnitude[i / 4] |= uint32_t(abs(book.level[c])) << 8 * (i % 4), code[i / 4] |= c << 8 * (i % 4);
+    }
   }
-  return sum;
-}
+  // Index of y, added to a byte.
+  __device__ static void add_index(const float (&threshold)[kThresholds], float y, uint32_t byte, uint32_t *index) {
+    if constexpr (kFolded) {
+      const bool positive = y > 0.0f;
+      if (positive) *index |= (kThresholds + 1) << 8 * byte;
+      y = __uint_as_float((__float_as_uint(y) & 0x7fffffffu) + (positive ? 0 : 1));
+    }
+    add_below<kBits>(threshold, y, byte, index);
+  }
+  // Four indices to codes; adds their squared levels.
+  __device__ uint32_t codes(uint32_t index, uint32_t *squares) const {
+    const uint32_t select = selectors(kEntries > 8 ? index & 0x07070707u : index);
+    const uint32_t magnitudes = __byte_perm(magnitude[0], magnitude[1], select);
+    *squares = __dp4a(magnitudes, magnitudes, *squares);
+    if constexpr (!kFolded) return index;
+    if constexpr (kEntries > 8) return index ^ 0x07070707u ^ (index >> 3 & 0x01010101u) * 7;  // 16 levels: 8 + m, or 7 - m
+    return __byte_perm(code[0], code[1], select);
+  }
+};
 
 // Norm and sum of squares of each row, for the scales, which one thread a row computes behind all codes.
 struct RowSums {
@@ -153,40 +177,32 @@ struct RowSums {
   static KVQ_HD uint32_t bytes(uint32_t page_tokens) { return 8 * page_tokens; }
 };
 
-template <uint32_t kBits>
+template <uint32_t kBits, bool kFolded>
 __device__ void encode_book_rows(const Tile &tile) {
   const TensorFormat &f = tile.f;
   const DeviceBook &book = *f.region[0].book;
+  const bool rotated = f.rotate;
   const LaneRotation rotation(f);
   const RowSums sums(tile);
   const float width_factor = float(1.0 / sqrt(double(f.dim)));
-  constexpr uint32_t kThresholds = (1u << kBits) - 1;
-  float unit[kThresholds];
-#pragma unroll
-  for (uint32_t j = 0; j < kThresholds; j++) unit[j] = j + 1 < book.levels ? book.threshold[j] : INFINITY;
-  uint32_t low = 0, high = 0;
-  for (uint32_t i = 0; i < 4; i++) {
-    const auto magnitude = [&](uint32_t code) { return code < book.levels ? uint32_t(abs(book.level[code])) : 0u; };
-    constexpr uint32_t kFirst = kBits == 4 ? 8 : 0;
-    low |= magnitude(kFirst + i) << 8 * i, high |= magnitude(kFirst + 4 + i) << 8 * i;
-  }
+  const BookSearch<kBits, kFolded> search(book);
   for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
     float v[kLane];
 #pragma unroll
     for (uint32_t j = 0; j < kLane; j++) v[j] = row.y[j] * row.y[j];
     const float n = sqrtf(tree(row, v)), sigma = n * width_factor;
-    if (f.rotate) rotate(rotation, &row);
-    float threshold[kThresholds];
+    if (rotated) rotate(rotation, &row);
+    float threshold[search.kThresholds];
 #pragma unroll
-    for (uint32_t j = 0; j < kThresholds; j++) threshold[j] = j + 1 < book.levels ? unit[j] * sigma : INFINITY;
-    uint32_t code[kLane];
+    for (uint32_t j = 0; j < search.kThresholds; j++) threshold[j] = search.unit[j] * sigma;  // infinity or NaN: never below y
+    uint32_t index[4] = {}, squares = 0;
 #pragma unroll
-    for (uint32_t j = 0; j < kLane; j++) code[j] = count_below<kBits>(threshold, row.y[j]);
-    const uint4 packed = pack_codes(code);
-    uint32_t squares = sum_squares<kBits>(low, high, packed);
+    for (uint32_t j = 0; j < kLane; j++) search.add_index(threshold, row.y[j], j % 4, index + j / 4);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) index[j] = search.codes(index[j], &squares);
     for (uint32_t d = 1; d < row.lanes; d *= 2) squares += __shfl_xor_sync(~0u, squares, d);
     if (!real) return;
-    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = packed;
+    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = make_uint4(index[0], index[1], index[2], index[3]);
     if (row.lane == 0) sums.norm[i] = n, sums.squares[i] = squares;
   });
   __syncthreads();
@@ -200,10 +216,9 @@ __device__ void encode_book_rows(const Tile &tile) {
 struct AffineRule {
   uint32_t levels, progressive;
   __device__ explicit AffineRule(const TensorFormat &f) : levels(f.progressive ? 256 : f.region[0].levels), progressive(f.progressive) {}
-  __device__ uint32_t code(float x, const AffineCoder &coder) const {
-    uint8_t code = affine_code(x, coder.zero, coder.step, coder.top);
-    if (progressive && progressive <= 16) code = shrink_code(code, 17);
-    if (progressive && progressive <= 4) code = shrink_code(code, 5);
+  __device__ uint32_t shrunk(uint32_t code) const {
+    if (progressive && progressive <= 16) code = shrink_code(uint8_t(code), 17);
+    if (progressive && progressive <= 4) code = shrink_code(uint8_t(code), 5);
     return code;
   }
   __device__ uint16_t scale(uint16_t s) const {
@@ -218,17 +233,23 @@ __device__ inline void encode_affine_rows(const Tile &tile) {
   const AffineRule rule(f);
   const LaneRotation rotation(f);
   const uint32_t group_lanes = f.channel_group / kLane;
+  const bool rotated = f.rotate;
   for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
-    if (f.rotate) rotate(rotation, &row);
+    if (rotated) rotate(rotation, &row);
     float mn = row.y[0], mx = mn;
 #pragma unroll
     for (uint32_t j = 1; j < kLane; j++) mn = fminf(mn, row.y[j]), mx = fmaxf(mx, row.y[j]);
     for (uint32_t d = 1; d < group_lanes; d *= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
     const AffineParams stored = affine_params(mn, mx, rule.levels, false, ParamType::fp16);
     const AffineCoder coder = affine_coder(stored, rule.levels, ParamType::fp16);
+    const float inverse = 1.0f / coder.step;
     uint32_t code[kLane];
 #pragma unroll
-    for (uint32_t j = 0; j < kLane; j++) code[j] = rule.code(row.y[j], coder);
+    for (uint32_t j = 0; j < kLane; j++) code[j] = affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top);
+    if (rule.progressive) {
+#pragma unroll
+      for (uint32_t j = 0; j < kLane; j++) code[j] = rule.shrunk(code[j]);
+    }
     if (!real) return;
     *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = pack_codes(code);
     if (row.lane % group_lanes) return;
@@ -347,19 +368,27 @@ __device__ inline void encode_affine(const WarpRow &row, const Tile &tile, uint3
     for (int d = 16; d; d /= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
     const AffineParams stored = affine_params(mn, mx, rule.levels, false, ParamType::fp16);
     const AffineCoder coder = affine_coder(stored, rule.levels, ParamType::fp16);
-    for (uint32_t j = row.lane; j < f.channel_group; j += 32) codes[first + j] = uint8_t(rule.code(row.y[first + j], coder));
+    const float inverse = 1.0f / coder.step;
+    for (uint32_t j = row.lane; j < f.channel_group; j += 32)
+      codes[first + j] = uint8_t(rule.shrunk(affine_code_fast(row.y[first + j], coder.zero, coder.step, inverse, coder.top)));
     if (row.lane) continue;
     tile.store_param(row_param(f, tile.first + i, param), rule.scale(stored.s));
     tile.store_param(row_param(f, tile.first + i, param + 1), stored.z);
   }
 }
 
+// Rows of a page are those of the tile.
 __device__ inline void encode_raw(const Tile &tile) {
   const TensorFormat &f = tile.f;
-  for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x) {
-    const uint32_t row = i / f.dim, channel = i % f.dim;
-    tile.store_param(row_param(f, tile.first + row, channel), tile.row(row)[raw_place(f.dim, channel)]);
+  uint8_t *to = tile.blob + f.params + size_t(tile.first) * f.dim * 2;
+  if (f.dim % 8 || f.params % 16) {
+    for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x)
+      reinterpret_cast<uint16_t *>(to)[i] = tile.row(i / f.dim)[i % f.dim];
+    return;
   }
+  const uint32_t pieces = f.dim / 8;
+  for (uint32_t i = threadIdx.x; i < tile.count * pieces; i += blockDim.x)
+    reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(tile.row(i / pieces))[i % pieces];
 }
 
 __device__ inline void encode_rows(const Tile &tile) {
@@ -368,8 +397,8 @@ __device__ inline void encode_rows(const Tile &tile) {
   if (fits_registers(f)) {
     if (f.family == Family::rows_affine) return encode_affine_rows(tile);
     const uint32_t levels = f.region[0].levels;
-    if (levels <= 4) return encode_book_rows<2>(tile);
-    return levels <= 8 ? encode_book_rows<3>(tile) : encode_book_rows<4>(tile);
+    if (levels <= 4) return encode_book_rows<2, false>(tile);
+    return levels <= 8 ? encode_book_rows<2, true>(tile) : encode_book_rows<3, true>(tile);
   }
   float *memory = reinterpret_cast<float *>(tile.work) + size_t(threadIdx.x / 32) * 2 * f.dim;
   const WarpRow row{memory, memory + f.dim, threadIdx.x % 32};

@@ -16,6 +16,8 @@
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
 #pragma once
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,8 +43,25 @@ enum class Coding : uint8_t {
   radix
 };
 
+// A code of a book of up to 64 levels, from y in two steps: buckets of sigma / 16 from -4 sigma on, of which none meets two thresholds,
+// know the number of thresholds before them, give or take kSlack buckets; one comparison then decides.
+struct alignas(16) BookGuess {
+  static constexpr uint32_t kLevels = 64, kBuckets = 128, kPerSigma = 16;
+  static constexpr float kSlack = 1.0f / 64;
+  uint8_t first[kBuckets];
+  float threshold[kLevels];  // infinite behind the last
+  uint8_t magnitude[kLevels];
+  float scale;
+  // per_sigma: kPerSigma / sigma; where sigma is 0, so is y, and the bucket 0.
+  KVQ_HD static uint32_t bucket(float y, float per_sigma) {
+    const float at = fminf(fmaxf(fmaf(y, per_sigma, kBuckets / 2 - 0.5f), 0.0f), kBuckets - 1.0f);
+    return std::bit_cast<uint32_t>(at + 0x1.8p23f) & (kBuckets - 1);
+  }
+};
+
 // One book of section 2.3 in device memory.
 struct DeviceBook {
+  BookGuess guess;  // up to 64 levels
   float scale;
   uint32_t levels;
   int16_t level[256];
@@ -87,6 +106,7 @@ struct alignas(128) TensorFormat {
   uint32_t progressive;                      // PM-KVQ: levels, 0 otherwise
   uint32_t positions;                        // in the blob.  kitty: position bytes [groups][dim]
   uint8_t width[kMaxUnits];                  // nibbles, planes: of a unit; 0: no codes
+  uint8_t unit_word[kMaxUnits];              // nibbles: number of its first word
 };
 
 // Everything of a page format that kernels read: tensor formats [kv_heads][2].
@@ -149,13 +169,6 @@ KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uin
   if (b == width - 1) return {reg / 2, 8 * byte + (reg & 1 ? 3u : 7u)};
   return {1 + b, 8 * byte + reg};
 }
-// Number of the first word of a unit.
-KVQ_HD inline uint32_t unit_word(const TensorFormat &f, uint32_t unit) {
-  uint32_t at = 0;
-  for (uint32_t u = 0; u < unit; u++) at += f.width[u];
-  return at;
-}
-
 // ---- planes
 
 // Words of a unit in a plane, and of several units.

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/encode_columns.cuh"
-#include "cuda/encode_rows.cuh"
+#include "cuda/encode_groups.cuh"
 #include "cuda/place.cuh"
 
 namespace kvq::cuda {
@@ -26,32 +26,59 @@ __device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *
   return static_cast<const uint16_t *>(piece.page) + shape.row(head, tensor, piece.first + row - piece.start);
 }
 
+// 16 bytes of a row to the tile; wait_rows() waits for those that are under way.
+template <bool kShared>
+__device__ void copy_piece(const uint16_t *from, uint16_t *to) {
+  if constexpr (kShared)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+  else
+    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
+}
+template <bool kShared>
+__device__ void wait_rows() {
+  if constexpr (kShared) asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+}
+
 // Rows [start, start + count) of the sources into the tile, 16 bytes a thread where rows are made of them.
+template <bool kShared>
 __device__ void load_rows(const Tile &tile, const RawShape &shape, const DevicePiece *sources, uint32_t n_sources, uint32_t start,
                           uint32_t head, uint32_t tensor) {
   const uint32_t dim = tile.f.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool vectors = shape.dim_k % 8 == 0 && shape.dim_v % 8 == 0;
-  const uint32_t pieces = vectors ? dim / 8 : dim;
+  const uint32_t pieces = vectors ? dim / 8 : dim, together = pieces <= 32 ? 32 / pieces : 0;  // rows that a warp copies at once
   // A warp's 32 rows are looked up by its lanes, one each.
   for (uint32_t begin = warp * 32; begin < tile.count; begin += blockDim.x) {
-    const uint16_t *mine = source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor);
+    const uint64_t mine = reinterpret_cast<uint64_t>(source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor));
     const uint32_t rows = min(32u, tile.count - begin);
-    for (uint32_t i = lane; i < (rows * pieces + 31) / 32 * 32; i += 32) {
-      const uint32_t row = min(i / pieces, rows - 1), piece = i % pieces;
-      const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(mine), int(row));
-      const uint16_t *from = reinterpret_cast<const uint16_t *>(address);
-      uint16_t *to = tile.raw + size_t(begin + row) * tile.raw_stride;
-      if (i >= rows * pieces) continue;
-      if (vectors)
-        *reinterpret_cast<uint4 *>(to + 8 * piece) = *reinterpret_cast<const uint4 *>(from + 8 * piece);
-      else
-        to[piece] = from[piece];
+    uint16_t *to = tile.raw + size_t(begin) * tile.raw_stride;
+    if (vectors && together) {
+      const uint32_t own = lane / pieces, piece = lane % pieces * 8;
+      for (uint32_t first = 0; first < rows; first += together) {
+        const uint32_t row = first + own;
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row % 32)));
+        if (own < together && row < rows) copy_piece<kShared>(from + piece, to + row * tile.raw_stride + piece);
+      }
+    } else {
+      for (uint32_t i = lane; i < (rows * pieces + 31) / 32 * 32; i += 32) {
+        const uint32_t row = min(i / pieces, rows - 1), piece = i % pieces;
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row)));
+        if (i >= rows * pieces) continue;
+        if (vectors)
+          copy_piece<kShared>(from + 8 * piece, to + row * tile.raw_stride + 8 * piece);
+        else
+          to[row * tile.raw_stride + piece] = from[piece];
+      }
     }
   }
-  __syncthreads();
+  wait_rows<kShared>();
 }
 
-__device__ void encode(const Tile &tile) { tile.f.group ? encode_columns(tile) : encode_rows(tile); }
+__device__ void encode(const Tile &tile) {
+  if (tile.f.group) return encode_columns(tile);
+  if (fits_group_lanes(tile.f)) return encode_group_rows(tile);
+  encode_rows(tile);
+}
 
 struct PackArguments {
   RawShape shape;
@@ -72,7 +99,7 @@ __global__ void __launch_bounds__(kMaxPackThreads, 3) pack_kernel(const __grid_c
     const DevicePiece target = a.targets[job / (2 * a.format.kv_heads)];
     const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, f,
                                          static_cast<uint8_t *>(target.page) + f.blob, target.first, target.count);
-    load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
+    load_rows<kShared>(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
     encode(tile);
     place(tile);
     if (job + gridDim.x < jobs) __syncthreads();
@@ -146,17 +173,20 @@ __global__ void unpack_kernel(DeviceFormat format, const uint8_t *page, uint32_t
     block.boosted[i] = blob[f.positions + (first / f.group) * f.dim + i];
 }
 
-// What encoders need besides: two fp32 rows a warp, or the extremes that the threads of a column share, with the places of slots and
-// kitty's sums, or the sums of rows.  Small blocks of threads wait less for one another, but columns are long.
+// What encoders need besides: two fp32 rows a warp, or what columns need, or the sums of rows.  Small blocks of threads wait less for one another, but columns are long.
 TileShape tile_shape(const RawShape &shape, uint32_t page_tokens, std::span<const TensorFormat> tensors) {
   TileShape tile{page_tokens, std::max(shape.dim_k, shape.dim_v), RowSums::bytes(page_tokens), 128};
-  bool general = false;
+  bool general = false, groups = false;
   for (const TensorFormat &f : tensors) {
     if (f.group) tile.threads = kMaxPackThreads;
-    if (!f.group && f.family != Family::raw && !fits_registers(f)) general = true;
+    if (fits_group_lanes(f))
+      groups = true;
+    else if (!f.group && f.family != Family::raw && !fits_registers(f))
+      general = true;
   }
   if (tile.threads == kMaxPackThreads)
-    tile.work_bytes = std::max<uint32_t>(tile.work_bytes, 4 * tile.dim + std::max<uint32_t>(2 * (kMaxPackThreads + tile.dim) * sizeof(float), 9 * tile.dim));
+    tile.work_bytes = std::max(tile.work_bytes, Columns::bytes(tile.dim, kMaxPackThreads));
+  if (groups) tile.work_bytes = std::max(tile.work_bytes, GroupBooks::bytes());
   if (general) tile.work_bytes = std::max<uint32_t>(tile.work_bytes, tile.threads / 32 * 2 * tile.dim * sizeof(float));
   return tile;
 }

@@ -23,12 +23,24 @@ constexpr std::array<uint32_t, 12> kBookLevels = {2, 3, 4, 5, 6, 7, 8, 16, 32, 6
 
 uint32_t align16(uint32_t n) { return (n + 15) / 16 * 16; }
 
+void fill_guess(const Book &book, BookGuess *guess) {
+  std::fill(std::begin(guess->threshold), std::end(guess->threshold), INFINITY);
+  std::copy(book.threshold.begin(), book.threshold.end(), guess->threshold);
+  for (size_t i = 0; i < book.level.size(); i++) guess->magnitude[i] = uint8_t(std::abs(book.level[i]));
+  guess->scale = book.scale;
+  for (uint32_t b = 0; b < BookGuess::kBuckets; b++)
+    guess->first[b] = uint8_t(std::count_if(book.threshold.begin(), book.threshold.end(), [b](float t) {
+      return t * BookGuess::kPerSigma + BookGuess::kBuckets / 2 < float(b) - BookGuess::kSlack;
+    }));
+}
+
 }  // namespace
 
 Status Books::upload() {
   std::array<DeviceBook, kBookLevels.size()> books{};
   for (size_t i = 0; i < kBookLevels.size(); i++) {
     const Book &book = find_book(kBookLevels[i]);
+    if (kBookLevels[i] <= BookGuess::kLevels) fill_guess(book, &books[i].guess);
     books[i].scale = book.scale;
     books[i].levels = kBookLevels[i];
     std::copy(book.level.begin(), book.level.end(), books[i].level);
@@ -252,6 +264,7 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
       if (region.first < (u + 1) * 16 && region.first + region.count > u * 16 && region.levels > 1)
         f->width[u] = std::max(f->width[u], uint8_t(width_of(region.levels)));
     }
+  for (uint32_t u = 1; u < kMaxUnits; u++) f->unit_word[u] = uint8_t(f->unit_word[u - 1] + f->width[u - 1]);
   const uint32_t levels = f->region[0].levels;
   const bool radix = levels == 3 || levels == 5 || levels == 6;
   f->coding = code == Code::planes ? Coding::planes : code == Code::crumbs ? Coding::crumbs : radix ? Coding::radix : Coding::nibbles;

@@ -59,40 +59,95 @@ __device__ inline void place_upper(const Tile &tile) {
 
 // ---- fragments: a warp packs the parts of a tile, a lane its own words
 
-// Registers of codes of a tile whose first row is `token`: four codes, a byte each.
-template <bool kValues>
-struct Registers {
-  const Tile &tile;
-  uint32_t token, lane;
-  __device__ uint32_t operator()(uint32_t unit, uint32_t reg) const {
-    if constexpr (!kValues)
-      return *reinterpret_cast<const uint32_t *>(tile.codes_of(token + key_token(reg, lane)) + key_slot(unit, lane, 0));
-    uint32_t four = 0;
+// A register of values is four tokens of one channel.  All of a page's, from rows of slots: blocks of four by four codes are turned.
+// Words are exchanged so that neither side meets the same bank twice.  The dimension is a power of two, of at most 4 * blockDim.x.
+__device__ inline uint32_t turned_word(uint32_t unit, uint32_t reg, uint32_t lane) {
+  return (unit * 8 + reg) * 32 + (lane ^ ((2 * unit + (reg & 1)) & 3) * 4);
+}
+__device__ inline void turn_values(const Tile &tile, uint32_t *turned) {
+  const uint32_t dim = tile.f.dim, shift = 31 - __clz(dim / 4);  // 2^shift blocks of four channels
+  const uint32_t block = threadIdx.x & ((1u << shift) - 1), unit = block / 4, odd = block / 2 & 1;
+  const uint8_t *from = tile.codes + 4 * block;
+  for (uint32_t four = threadIdx.x >> shift; four < tile.f.page_tokens / 4; four += blockDim.x >> shift) {
+    const uint32_t t = four % 4, b = four / 4 % 2, s = four / 8 % 2, token = four / 16 * kTile;
+    uint32_t row[4];
 #pragma unroll
-    for (uint32_t byte = 0; byte < 4; byte++)
-      four |= uint32_t(tile.codes_of(token + value_token(reg, lane, byte))[value_channel(unit, reg, lane)]) << 8 * byte;
-    return four;
+    for (uint32_t j = 0; j < 4; j++)
+      row[j] = *reinterpret_cast<const uint32_t *>(from + (token + 32 * s + 8 * j + 2 * t + b) * tile.code_stride);
+    const uint32_t low[2] = {__byte_perm(row[0], row[1], 0x5140), __byte_perm(row[2], row[3], 0x5140)};
+    const uint32_t high[2] = {__byte_perm(row[0], row[1], 0x7362), __byte_perm(row[2], row[3], 0x7362)};
+    const uint32_t reg = 4 * s + 2 * b + odd, lane = 16 * (block & 1) + t;
+    uint32_t *to = turned + token * dim / 4;
+    to[turned_word(unit, reg, lane)] = __byte_perm(low[0], low[1], 0x5410);
+    to[turned_word(unit, reg, lane + 4)] = __byte_perm(low[0], low[1], 0x7632);
+    to[turned_word(unit, reg, lane + 8)] = __byte_perm(high[0], high[1], 0x5410);
+    to[turned_word(unit, reg, lane + 12)] = __byte_perm(high[0], high[1], 0x7632);
+  }
+}
+
+// Registers of codes of a tile: four codes, a byte each.
+struct KeyRegisters {
+  const uint8_t *codes;  // of the tile's first row
+  uint32_t stride, lane;
+  __device__ uint32_t operator()(uint32_t unit, uint32_t reg) const {
+    return *reinterpret_cast<const uint32_t *>(codes + key_token(reg, lane) * stride + key_slot(unit, lane, 0));
   }
 };
+struct ValueRegisters {
+  const uint32_t *turned;  // of the tile
+  uint32_t lane;
+  __device__ uint32_t operator()(uint32_t unit, uint32_t reg) const { return turned[turned_word(unit, reg, lane)]; }
+};
 
+// stored_code of four codes.
+template <uint32_t kWidth>
+__device__ uint32_t stored_codes(uint32_t codes) {
+  constexpr uint32_t kHalf = 1u << (kWidth - 1), kOnes = 0x01010101;
+  if constexpr (kWidth < 4) return codes;
+  const uint32_t negative = (codes >> (kWidth - 1) & kOnes) ^ kOnes;
+  return codes ^ kHalf * kOnes ^ negative * (kHalf - 1);
+}
+
+// Words of a unit, as code_bit says, four codes at a time: their lowest bits, up to three, in the nibbles of half a word; the sign in
+// the fourth bits of nibbles; what is between, a word for each bit.
 template <uint32_t kWidth, class Codes>
 __device__ void place_nibbles(const Codes &codes, uint32_t unit, uint32_t *words) {  // from the unit's first
-  uint32_t out[kWidth] = {};
+  uint32_t four[8], pair[4];
 #pragma unroll
-  for (uint32_t reg = 0; reg < 8; reg++) {
-    const uint32_t four = codes(unit, reg);
+  for (uint32_t reg = 0; reg < 8; reg++) four[reg] = stored_codes<kWidth>(codes(unit, reg));
 #pragma unroll
-    for (uint32_t byte = 0; byte < 4; byte++) {
-      const uint32_t code = stored_code(kWidth, four >> 8 * byte & 0xff);
+  for (uint32_t k = 0; k < 4; k++) {
+    constexpr uint32_t kLow = kWidth < 4 ? ~0u : 0x07070707u;
+    const uint32_t even = four[2 * k] & kLow, odd = four[2 * k + 1] & kLow;
+    pair[k] = __byte_perm(even | even >> 4, odd | odd >> 4, 0x6420);
+  }
+  uint32_t out[kWidth];
+  if constexpr (kWidth == 1) {
+    out[0] = pair[0] | pair[1] << 1 | pair[2] << 2 | pair[3] << 3;
+  } else if constexpr (kWidth == 2) {
 #pragma unroll
-      for (uint32_t b = 0; b < kWidth; b++) {
-        const BitPlace at = code_bit(kWidth, reg, byte, b);
-        out[at.word] |= (code >> b & 1u) << at.bit;
-      }
+    for (uint32_t w = 0; w < 2; w++) out[w] = pair[2 * w] | pair[2 * w + 1] << 2;
+  } else if constexpr (kWidth == 3) {
+#pragma unroll
+    for (uint32_t w = 0; w < 3; w++) out[w] = pair[w] | (pair[3] << (3 - w) & 0x88888888u);
+  } else {
+    constexpr uint32_t kSign = kWidth - 1;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++)
+      out[k] = pair[k] | (four[2 * k] >> kSign & 0x01010101u) << 7 | (four[2 * k + 1] >> kSign & 0x01010101u) << 3;
+#pragma unroll
+    for (uint32_t b = 3; b < kSign; b++) {
+      out[1 + b] = 0;
+#pragma unroll
+      for (uint32_t reg = 0; reg < 8; reg++) out[1 + b] |= (four[reg] >> b & 0x01010101u) << reg;
     }
   }
-#pragma unroll
-  for (uint32_t w = 0; w < kWidth; w++) words[lane_word(kWidth, codes.lane, w)] = out[w];
+  if constexpr (kWidth >= 4) *reinterpret_cast<uint4 *>(words + codes.lane * 4) = make_uint4(out[0], out[1], out[2], out[3]);
+  if constexpr (kWidth % 4 >= 2) {
+    constexpr uint32_t kFirst = kWidth / 4 * 4;
+    *reinterpret_cast<uint2 *>(words + lane_word(kWidth, codes.lane, kFirst)) = make_uint2(out[kFirst], out[kFirst + 1]);
+  }
+  if constexpr (kWidth % 2) words[lane_word(kWidth, codes.lane, kWidth - 1)] = out[kWidth - 1];
 }
 
 template <class Codes>
@@ -188,7 +243,7 @@ __device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t p
   const uint32_t levels = f.region[0].levels;
   switch (f.coding) {
     case Coding::nibbles:
-      return place_nibbles(f.width[part], codes, part, words + 32 * unit_word(f, part));
+      return place_nibbles(f.width[part], codes, part, words + 32 * f.unit_word[part]);
     case Coding::planes:
       return place_planes(f, codes, part, words);
     case Coding::crumbs:
@@ -200,18 +255,29 @@ __device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t p
   }
 }
 
-__device__ inline void place_fragments(const Tile &tile) {
+// Calls place_part for the parts of the tiles that have new rows; registers(tile, its first row) are their codes.
+template <class F>
+__device__ void place_tiles(const Tile &tile, F &&registers) {
   const TensorFormat &f = tile.f;
-  const uint32_t parts = tile_parts(f), lane = threadIdx.x % 32;
+  const uint32_t parts = tile_parts(f);
   for (uint32_t i = threadIdx.x / 32; i < f.page_tokens / kTile * parts; i += blockDim.x / 32) {
     const uint32_t token = i / parts * kTile, part = i % parts;
     if (token + kTile <= tile.first || token >= tile.first + tile.count) continue;
     uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, i / parts));
-    if (f.tensor)
-      place_part(f, Registers<true>{tile, token, lane}, part, words);
-    else
-      place_part(f, Registers<false>{tile, token, lane}, part, words);
+    place_part(f, registers(token), part, words);
   }
+}
+
+__device__ inline void place_fragments(const Tile &tile) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (!tile.f.tensor) {
+    place_tiles(tile, [&](uint32_t token) { return KeyRegisters{tile.codes_of(token), tile.code_stride, lane}; });
+    return;
+  }
+  uint32_t *turned = reinterpret_cast<uint32_t *>(tile.raw);  // rows are no longer needed
+  turn_values(tile, turned);
+  __syncthreads();
+  place_tiles(tile, [&](uint32_t token) { return ValueRegisters{turned + token * tile.f.dim / 4, lane}; });
 }
 
 // The page's bytes; `codes` of the tile's rows are complete.

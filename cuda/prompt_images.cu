@@ -131,7 +131,7 @@ __device__ __forceinline__ void unpack_nibbles(const Unpacked<P> &to, const uint
 template <int P>
 __device__ void unpack_nibbles(const Unpacked<P> &to, const uint8_t *codes, uint32_t unit) {
   const TensorFormat &f = *to.tile.format;
-  const uint8_t *at = codes + unit_word(f, unit) * 128;
+  const uint8_t *at = codes + f.unit_word[unit] * 128;
   const bool groups = Kind(f.kind) == Kind::width_groups;
   switch (f.width[unit]) {
     case 1:

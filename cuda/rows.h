@@ -82,11 +82,12 @@ struct Wide {
 struct StatisticsLayout {
   uint32_t kv_heads, ratio, dim_k, dim_v;
   KVQ_HD uint32_t sums() const { return dim_k / 2 * 4 + 2 * dim_k + 2 * dim_v; }      // Wide, per head
-  KVQ_HD uint32_t ranges() const { return 2 * (dim_k + dim_v); }                      // ordered fp16 {min, max}, per head
+  KVQ_HD uint32_t ranges() const { return 2 * (dim_k + dim_v); }                      // {~min, max} of ordered fp16, per head
 };
-// Adds to sums [kv_heads][sums()] and ranges [kv_heads][ranges()].  pairs [dim_k/2]{u, v}.  q: [tokens][q_heads][dim_k] or nullptr.
-cudaError_t sum_statistics(const StatisticsLayout &layout, const DevicePiece *pieces, uint32_t n_pieces, uint32_t rows,
-                           const DeviceTensor *q, const uint16_t *pairs, uint32_t processors, Wide *sums, uint32_t *ranges,
+// Adds what is wanted (of policy/statistics.h, and perhaps more) to sums [kv_heads][sums()] and ranges [kv_heads][ranges()], which may
+// begin as zeros.  pairs [dim_k/2]{u, v}.  q: [tokens][q_heads][dim_k] or nullptr; what is not finite there counts as 0.
+cudaError_t sum_statistics(const StatisticsLayout &layout, uint32_t wanted, const DevicePiece *pieces, uint32_t n_pieces, uint32_t rows,
+                           const DeviceTensor *q, const uint16_t *pairs, uint32_t processors, Wide *sums, uint32_t *ranges, Findings *findings,
                            cudaStream_t stream);
 
 }  // namespace kvq::cuda

@@ -29,6 +29,15 @@ void Backend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, ui
       enter_row(data + (int64_t(t) * x.token_stride + h * x.head_stride) * size, x.dtype, dim, out, &saturated);
 }
 
+Status Backend::check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
+                                 uint64_t *saturated) {
+  uint64_t count = 0;
+  for (const PageRows &piece : kv) count += piece.count;
+  if (q) KVQ_TRY(check_rows(*q, 0, count, shape.q_heads, shape.dim_k, "q", saturated));
+  add_statistics(shape, kv, q, 0, statistics);
+  return KVQ_OK;
+}
+
 void Backend::sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) {
   Vector<uint16_t> values(sums[0].resource());
   for (uint32_t h = 0; h < shape.kv_heads; h++)

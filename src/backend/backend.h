@@ -148,6 +148,9 @@ class Backend {
   // Add raw rows, and rows [q_first, q_first + total count) of q if given (checked before), to a layer's statistics (section 6).
   virtual void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                               LayerStatistics *statistics) = 0;
+  // check_rows for q, where there is one, and then the same; what was added so far where that fails is garbage.
+  virtual Status check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
+                                  uint64_t *saturated);
   // Add the keys of raw rows to the sums of every head.
   virtual void sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums);
 

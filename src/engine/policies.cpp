@@ -110,11 +110,13 @@ bool Policies::wants_statistics(uint32_t layer, const GivenTables &given) const 
 std::shared_ptr<LayerStatistics> Policies::new_statistics(uint32_t layer) const {
   auto made = make_shared_in<LayerStatistics>(memory_, memory_);
   reset_statistics(shapes_[layer], made.get());
+  made->wanted = policy_wants(recipe_.policy);
   return made;
 }
 
 std::shared_ptr<LayerStatistics> Policies::copy_statistics(const LayerStatistics &from) const {
   auto made = make_shared_in<LayerStatistics>(memory_, memory_);
+  made->wanted = from.wanted;
   made->heads.reserve(from.heads.size());
   for (const HeadStatistics &head : from.heads) copy_head(head, &made->heads.emplace_back(memory_));
   return made;
@@ -278,6 +280,7 @@ Status Policies::calibrate(uint32_t layer, uint64_t n_tokens, const kvq_tensor *
   } else {
     sums = make_shared_in<LayerStatistics>(memory_, memory_);
     reset_statistics(shape, sums.get());
+    sums->wanted = policy_wants(recipe_.policy);
   }
   if (k) KVQ_TRY(sum_text(shape, n_tokens, *k, q, sums.get()));
   own.statistics = sums;

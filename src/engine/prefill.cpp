@@ -97,17 +97,14 @@ void PrefillCall::unstage() noexcept {
 Status PrefillCall::add_statistics() {
   const SequenceLayer &layer = sequence_.layers[chunk_.layer];
   const LayerShape &shape = cache_.shapes[chunk_.layer];
-  if (chunk_.q)
-    KVQ_TRY(cache_.backend->check_rows(*chunk_.q, 0, chunk_.n_tokens, shape.q_heads, shape.dim_k, "q", &saturated_));
   if (sequence_.committed || !cache_.policies->wants_statistics(chunk_.layer, sequence_.given)) {
     statistics_ = layer.statistics;
-    return KVQ_OK;
+    return chunk_.q ? cache_.backend->check_rows(*chunk_.q, 0, chunk_.n_tokens, shape.q_heads, shape.dim_k, "q", &saturated_) : KVQ_OK;
   }
   statistics_ = layer.statistics ? cache_.policies->copy_statistics(*layer.statistics) : cache_.policies->new_statistics(chunk_.layer);
   Vector<PageRows> rows(&cache_.memory);
   gather(growth_.tail.list(layer.tail), cache_.store->raw_tokens, layer.tail.first, layer.tail.count, chunk_.n_tokens, &rows);
-  cache_.backend->add_statistics(shape, rows, chunk_.q, 0, statistics_.get());
-  return KVQ_OK;
+  return cache_.backend->check_statistics(shape, rows, chunk_.q, statistics_.get(), &saturated_);
 }
 
 // Scores are taken once per token, with whichever layer brings them first.

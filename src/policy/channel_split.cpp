@@ -7,7 +7,7 @@
 
 namespace kvq {
 
-Needs channel_split_needs(const Policy &) { return {true, false}; }
+Needs channel_split_needs(const Policy &) { return {true, false, kKeyChannels | kValueChannels}; }
 
 Status channel_split_check(const Policy &, const Codec &, const HeadShape &, uint32_t) { return KVQ_OK; }
 

@@ -55,7 +55,7 @@ const CriterionRow &row_of(const Policy &policy) { return kCriteria[size_t(polic
 bool ranks_channels(Criterion criterion) { return kCriteria[size_t(criterion)].channels; }
 const char *criterion_name(uint32_t criterion) { return criterion < std::size(kCriteria) ? kCriteria[criterion].name : nullptr; }
 
-Needs pnmix_needs(const Policy &policy) { return {true, row_of(policy).queries}; }
+Needs pnmix_needs(const Policy &policy) { return {true, row_of(policy).queries, row_of(policy).channels ? kKeyChannels : kPairNorms}; }
 
 Status pnmix_check(const Policy &policy, const Codec &codec, const HeadShape &, uint32_t) {
   if (codec.has_table || ranks_channels(policy.criterion) == codec.by_channel) return KVQ_OK;

@@ -59,6 +59,7 @@ bool policy_needs_statistics(const Policy &policy) {
   return needs.k || needs.q;
 }
 bool policy_needs_queries(const Policy &policy) { return policy_row(policy.kind).needs(policy).q; }
+uint32_t policy_wants(const Policy &policy) { return policy_row(policy.kind).needs(policy).sums; }
 
 Status check_counts(const Policy &policy, const HeadStatistics &statistics) {
   const PolicyRow &row = policy_row(policy.kind);

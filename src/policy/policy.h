@@ -59,6 +59,7 @@ struct Policy {
 Owner policy_owner(const Policy &policy);
 bool policy_needs_statistics(const Policy &policy);  // of K (all that decide) at least
 bool policy_needs_queries(const Policy &policy);     // of Q: a commit without any is refused (STATE)
+uint32_t policy_wants(const Policy &policy);         // the sums that it reads, of Wanted
 
 // Decisions of a policy for one layer: one byte per unit, as Codec::table; empty where a codec needs none.
 struct LayerTables {

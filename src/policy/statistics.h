@@ -28,7 +28,18 @@ struct HeadStatistics {  // of one KV head
   uint64_t nk = 0, nq = 0;            // tokens of K; tokens x query heads of Q
 };
 
+// Which of them somebody will read; a backend need not add up the others.  Counts are always kept.
+enum Wanted : uint32_t {
+  kPairNorms = 1,      // k1, q1
+  kPairSquares = 2,    // k2, q2
+  kKeySums = 4,        // sum, of K
+  kKeyChannels = 8,    // all of ChannelSums, of K
+  kValueChannels = 16,  // and of V
+  kAllSums = 31
+};
+
 struct LayerStatistics {
+  uint32_t wanted = kAllSums;
   explicit LayerStatistics(std::pmr::memory_resource *memory) : heads(memory) {}
   std::pmr::vector<HeadStatistics> heads;  // [kv_heads]
 };

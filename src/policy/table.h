@@ -12,6 +12,7 @@ namespace kvq {
 
 struct Needs {  // statistics without which a policy cannot decide
   bool k, q;
+  uint32_t sums = kAllSums;  // those that it reads, of Wanted
 };
 
 struct PolicyRow {

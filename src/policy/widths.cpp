@@ -39,6 +39,8 @@ PairMeans pair_means(const HeadStatistics &statistics, const HeadShape &shape, u
 
 double k_var(const PairMeans &m) { return std::max(0.0, (m.k - m.mean_u * m.mean_u) - m.mean_v * m.mean_v); }
 
+constexpr uint32_t kVariance = kPairSquares | kKeySums;
+
 // In the order of Score.
 struct ScoreRow {
   const char *name;
@@ -46,15 +48,15 @@ struct ScoreRow {
   double (*score)(const PairMeans &m);
 };
 constexpr ScoreRow kScores[] = {
-    {"qk-avg", {true, true}, [](const PairMeans &m) { return (m.q + m.k) / 2; }},
-    {"qk-max", {true, true}, [](const PairMeans &m) { return std::max(m.q, m.k); }},
-    {"qk-product", {true, true}, [](const PairMeans &m) { return std::sqrt(m.q * m.k); }},
-    {"k-only", {true, false}, [](const PairMeans &m) { return m.k; }},
-    {"q-only", {false, true}, [](const PairMeans &m) { return m.q; }},
-    {"k-var", {true, false}, [](const PairMeans &m) { return k_var(m); }},
-    {"q-var", {true, true}, [](const PairMeans &m) { return m.q * k_var(m); }},
-    {"q-geo", {true, true}, [](const PairMeans &m) { return std::sqrt(m.q) * k_var(m); }},
-    {"q-range", {true, true}, [](const PairMeans &m) { return m.q * ((m.range_u * m.range_u + m.range_v * m.range_v) / 2); }},
+    {"qk-avg", {true, true, kPairSquares}, [](const PairMeans &m) { return (m.q + m.k) / 2; }},
+    {"qk-max", {true, true, kPairSquares}, [](const PairMeans &m) { return std::max(m.q, m.k); }},
+    {"qk-product", {true, true, kPairSquares}, [](const PairMeans &m) { return std::sqrt(m.q * m.k); }},
+    {"k-only", {true, false, kPairSquares}, [](const PairMeans &m) { return m.k; }},
+    {"q-only", {false, true, kPairSquares}, [](const PairMeans &m) { return m.q; }},
+    {"k-var", {true, false, kVariance}, [](const PairMeans &m) { return k_var(m); }},
+    {"q-var", {true, true, kVariance}, [](const PairMeans &m) { return m.q * k_var(m); }},
+    {"q-geo", {true, true, kVariance}, [](const PairMeans &m) { return std::sqrt(m.q) * k_var(m); }},
+    {"q-range", {true, true, kPairSquares | kKeyChannels}, [](const PairMeans &m) { return m.q * ((m.range_u * m.range_u + m.range_v * m.range_v) / 2); }},
 };
 
 // Pairs that get their bits together.

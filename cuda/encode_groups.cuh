@@ -1,0 +1,148 @@
+// Width groups whose classes are made of whole 16 slots: rows in registers, a lane has 16 slots of one class.  Rule 2.2 for each class
+// of a row, bit for bit as in src/codec.  Compiled without contraction.
+#pragma once
+#include "cuda/encode_rows.cuh"
+
+namespace kvq::cuda {
+
+KVQ_HD inline bool fits_group_lanes(const TensorFormat &f) {
+  const ScaleRule rule = ScaleRule(f.scale_rule);
+  if (f.kind != uint8_t(Kind::width_groups) || f.dim % kLane || (f.dim & (f.dim - 1)) || f.dim > 32 * kLane) return false;
+  if (rule != ScaleRule::matched && rule != ScaleRule::plain) return false;
+  for (uint32_t r = 0; r < f.regions; r++)
+    if (f.region[r].first % kLane || f.region[r].count % kLane || f.region[r].levels > BookGuess::kLevels) return false;
+  return true;
+}
+
+// The books of the classes, in shared memory.
+struct GroupBooks {
+  BookGuess *guess;  // [regions]
+  __device__ explicit GroupBooks(const Tile &tile) : guess(reinterpret_cast<BookGuess *>(tile.work)) {}
+  static KVQ_HD uint32_t bytes() { return kMaxRegions * sizeof(BookGuess); }
+  __device__ void load(const TensorFormat &f) const {
+    constexpr uint32_t kPieces = sizeof(BookGuess) / sizeof(uint4);
+    for (uint32_t i = threadIdx.x; i < f.regions * kPieces; i += blockDim.x)
+      reinterpret_cast<uint4 *>(guess)[i] = reinterpret_cast<const uint4 *>(&f.region[i / kPieces].book->guess)[i % kPieces];
+    __syncthreads();
+  }
+};
+
+// A lane's class: `own` of its `count` lanes, whose first is lane `first` of the warp.
+struct GroupLane {
+  uint32_t region, own, count, power, first;  // power: the largest power of two in count
+  uint32_t signs[2];                          // of its slots in both passes, a bit each
+  float c, width_factor;
+  uint32_t place[kLane / 2], mu[kLane / 2];   // of its channels in a row, and their centres: two halves each
+  __device__ explicit GroupLane(const TensorFormat &f) {
+    const uint32_t lanes = f.dim / kLane, lane = threadIdx.x % lanes;
+    region = region_of(f, lane * kLane);
+    const Region &r = f.region[region];
+    own = lane - r.first / kLane, count = r.count / kLane, power = 1u << (31 - __clz(count)), first = threadIdx.x % 32 - own;
+    for (uint32_t pass = 0; pass < 2; pass++)
+      signs[pass] = f.rotate ? uint32_t(splitmix64(sign_seed(f.seed, f.tensor, pass, r.rotation) ^ own / 4) >> own % 4 * 16) & 0xffffu : 0;
+    c = float(1.0 / sqrt(double(power * kLane))), width_factor = float(1.0 / sqrt(double(r.count)));
+    for (uint32_t i = 0; i < kLane / 2; i++) {
+      const uint32_t a = f.channel[lane * kLane + 2 * i], b = f.channel[lane * kLane + 2 * i + 1];
+      place[i] = raw_place(f.dim, a) | raw_place(f.dim, b) << 16;
+      mu[i] = f.mu ? f.mu[a] | uint32_t(f.mu[b]) << 16 : 0;
+    }
+  }
+  __device__ void load(const uint16_t *x, float (&y)[kLane]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kLane / 2; i++) {  // without a centre, less zero
+      y[2 * i] = widen(x[place[i] & 0xffff]) - widen(uint16_t(mu[i]));
+      y[2 * i + 1] = widen(x[place[i] >> 16]) - widen(uint16_t(mu[i] >> 16));
+    }
+  }
+  // tree() over the class, in every lane of it.
+  __device__ float tree(float (&v)[kLane]) const {
+#pragma unroll
+    for (uint32_t d = 1; d < kLane; d *= 2)
+#pragma unroll
+      for (uint32_t i = 0; i < kLane; i += 2 * d) v[i] = v[i] + v[i + d];
+    float sum = v[0];
+    for (uint32_t d = 1; __any_sync(~0u, d < count); d *= 2) {
+      const float other = __shfl_down_sync(~0u, sum, d);
+      if (own % (2 * d) == 0 && own + d < count) sum = sum + other;
+    }
+    return __shfl_sync(~0u, sum, int(first));
+  }
+  __device__ uint32_t add(uint32_t sum) const {
+    uint32_t total = 0;
+    for (uint32_t i = 0; __any_sync(~0u, i < count); i++) {
+      const uint32_t other = __shfl_sync(~0u, sum, int(first + min(i, count - 1)));
+      total += i < count ? other : 0;
+    }
+    return total;
+  }
+  // Both passes of section 3: the first `power` lanes, then the last.
+  __device__ void rotate(float (&y)[kLane]) const {
+    for (uint32_t pass = 0; pass < 2; pass++) {
+      if (pass && !__any_sync(~0u, count != power)) return;
+      const uint32_t from = pass ? count - power : 0, at = own - from;  // beyond `power` where the lane takes no part
+      const bool turned = !pass || count != power, takes_part = turned && at < power;
+#pragma unroll
+      for (uint32_t i = 0; i < kLane; i++)
+        if (turned) y[i] = __uint_as_float(__float_as_uint(y[i]) ^ (signs[pass] >> i & 1u) << 31);
+      if (takes_part) {
+#pragma unroll
+        for (uint32_t d = 1; d < kLane; d *= 2)
+#pragma unroll
+          for (uint32_t i = 0; i < kLane; i++)
+            if (!(i & d)) {
+              const float a = y[i], b = y[i + d];
+              y[i] = a + b, y[i + d] = a - b;
+            }
+      }
+      __syncwarp();
+      for (uint32_t d = 1; __any_sync(~0u, d < power); d *= 2) {
+        const bool crosses = takes_part && d < power;
+        const uint32_t partner = crosses ? first + from + (at ^ d) : threadIdx.x % 32;
+        const float sign = at & d ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < kLane; i++) {
+          const float other = __shfl_sync(~0u, y[i], int(partner));
+          if (crosses) y[i] = fmaf(y[i], sign, other);  // exact product
+        }
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kLane; i++)
+        if (takes_part) y[i] *= c;
+    }
+  }
+};
+
+__device__ inline void encode_group_rows(const Tile &tile) {
+  const TensorFormat &f = tile.f;
+  const GroupBooks books(tile);
+  books.load(f);
+  const GroupLane lane(f);
+  const BookGuess &guess = books.guess[lane.region];
+  const uint32_t lanes = f.dim / kLane, rows = 32 / lanes, stride = blockDim.x / 32 * rows;
+  const bool rotated = f.rotate;
+  for (uint32_t begin = threadIdx.x / 32 * rows; begin < tile.count; begin += stride) {
+    const uint32_t i = begin + threadIdx.x % 32 / lanes;
+    float y[kLane], v[kLane];
+    lane.load(tile.row(min(i, tile.count - 1)), y);
+#pragma unroll
+    for (uint32_t j = 0; j < kLane; j++) v[j] = y[j] * y[j];
+    const float n = sqrtf(lane.tree(v)), sigma = n * lane.width_factor;
+    if (rotated) lane.rotate(y);
+    const float buckets = __fdividef(float(BookGuess::kPerSigma), sigma);
+    uint32_t code[kLane], squares = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kLane; j++) {
+      code[j] = guess.first[BookGuess::bucket(y[j], buckets)];
+      code[j] += y[j] > guess.threshold[code[j]] * sigma;
+      squares += uint32_t(guess.magnitude[code[j]]) * guess.magnitude[code[j]];
+    }
+    squares = lane.add(squares);
+    if (i >= tile.count) continue;
+    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + threadIdx.x % lanes * kLane) = pack_codes(code);
+    if (lane.own) continue;
+    const float h = row_scale(ScaleRule(f.scale_rule), guess.scale, n, sigma, squares, 0);
+    tile.store_param(row_param(f, tile.first + i, lane.region), store_param(h, ParamType(f.param_type)));
+  }
+}
+
+}  // namespace kvq::cuda
