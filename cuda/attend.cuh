@@ -58,16 +58,33 @@ __device__ inline void prefetch_queries(const Item &item, const AttendArguments 
   prefetch(static_cast<const char *>(a.q.data) + at * size + line * 128);
 }
 
-// Element of a query, entered by rule 1.4; what is not finite is +0 and reported.
-__device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
-  if (row >= item.rows) return 0.0f;
+// Elements of a query from a channel on, entered by rule 1.4; what is not finite is +0 and reported.
+template <int N>
+__device__ __forceinline__ void load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel, float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = 0;
+  if (row >= item.rows) return;
   const uint32_t token = item.sequence->first_query + row_query(item, a, row), head = row_head(item, a, row);
-  const float x = load_element(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
-  if (!is_finite(x)) {
-    atomicMin(&a.plan->findings[item.sequence->index].bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
-    return 0.0f;
+  load_elements(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel, x);
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < N; i++) finite = finite && is_finite(x[i]);
+  if (!finite) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (is_finite(x[i])) continue;
+      atomicMin(&a.plan->findings[item.sequence->index].bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel + i)));
+      x[i] = 0;
+    }
   }
-  return hp(x);
+  if (a.q.dtype == KVQ_DTYPE_F16) return;
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = hp(x[i]);
+}
+__device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
+  float x[1];
+  load_query(item, a, row, channel, x);
+  return x[0];
 }
 
 __device__ inline float exp2_fast(float x) {
