@@ -24,7 +24,6 @@ Status CudaBackend::prepare() {
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
-  KVQ_CUDA(cudaMallocHost(&pinned_, sizeof(Findings)));
   const Findings nothing{kNothingBad, 0};
   nothing_.reserve(sizeof nothing);
   KVQ_CUDA(cudaMemcpy(nothing_.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice));
@@ -95,7 +94,6 @@ Status CudaBackend::finish_step(Workspace *workspace, std::span<StepFinding> fin
   StepState &state = state_of(workspace);
   *saturated += state.saturated;
   if (!state.planned || state.sequences == 0) return KVQ_OK;
-  KVQ_CUDA(order_.wait());
   Vector<Findings> found(state.sequences, memory_);
   const Turn turn(order_);
   KVQ_CUDA(cudaMemcpyAsync(found.data(), state.findings, found.size() * sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
