@@ -41,7 +41,9 @@ struct CodeTraits {
   static constexpr bool kUnsigned = false;  // registers are unsigned bytes
   static constexpr bool kAffine = false;    // rows have a zero
   static constexpr bool kFromOne = false;   // digit d is level d - 1
-  static constexpr bool kNested = false;    // values are multiplied as quotients (Digits)
+  static constexpr bool kNested = false;    // values: registers may hold quotients (nested)
+  // Values: registers of y hold quotients, of which the level is this one less `nested` times the next.
+  __device__ static constexpr int nested(int) { return 0; }
   // Values: registers of y are this many times their codes.
   __device__ static constexpr int weight(int) { return 1; }
 };
@@ -215,35 +217,30 @@ __device__ __forceinline__ uint32_t divide(uint32_t x, Division by) {
 }
 
 // Rows of 3, 5 or 6 levels (radix, layout.h).  kTable: digits are looked up, else they are levels.  kQuotients: values of rows that are
-// not looked up are multiplied as quotients x / L^d, and their user subtracts sums in place of digits.
+// not looked up keep x / L^d (of five levels twice the number itself), and their user subtracts sums in place of digits.
 template <int L, bool kTable, bool kQuotients>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
   static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
   static constexpr DigitShape kRadix = digits_of(L);
   static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
-  __device__ static constexpr bool is_double(int y) { return L == 5 && y < 15 && y % N == 0; }
-  __device__ static constexpr int nested(int y) { return y < 15 && y % N != N - 1 ? is_double(y) ? 2 * L : L : 0; }
-  __device__ static constexpr int weight(int y) { return kQuotients && is_double(y) ? 2 : 1; }
+  __device__ static constexpr int weight(int y) { return kQuotients && L == 5 && y < 15 && y % N == 0 ? 2 : 1; }
+  __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L * weight(y) : 0; }
   __device__ static constexpr int bytes(int) { return kWords * 128; }
 
-  // Of four bytes: `even` of bytes 0 and 2, `odd` of bytes 1 and 3.
-  __device__ static __forceinline__ void quotients(uint32_t w, uint32_t (&even)[N], uint32_t (&odd)[N]) {
+  // Digits or quotients of four bytes: `even` of bytes 0 and 2, `odd` of bytes 1 and 3.
+  __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
+    uint32_t even[N], odd[N];
     even[0] = permute(w, 0x64646464u, 0x4240u), odd[0] = permute(w, 0x64646464u, 0x4341u);
+    x[0] = L != 5 ? w : kQuotients ? w & 0xfefefefeu : w >> 1 & 0x7f7f7f7fu;
 #pragma unroll
     for (int d = 1; d < N; d++) {
       const Division by = division(L, d);
       even[d] = divide(even[by.from], by), odd[d] = divide(odd[by.from], by);
+      x[d] = permute(even[d], odd[d], 0x6240u);
     }
-  }
-  __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
-    uint32_t even[N], odd[N];
-    quotients(w, even, odd);
-    x[0] = L == 5 ? w >> 1 & 0x7f7f7f7fu : w;
 #pragma unroll
-    for (int d = 1; d < N; d++) x[d] = permute(even[d], odd[d], 0x6240u);
-#pragma unroll
-    for (int d = 0; d < N - 1; d++) x[d] -= L * x[d + 1];
+    for (int d = 0; d < N - 1 && !kQuotients; d++) x[d] -= L * x[d + 1];
   }
   // Levels of two q: their digits are the nibbles of one selector.
   __device__ static __forceinline__ void look_up(LevelTable table, uint32_t &a, uint32_t &b) {
@@ -251,58 +248,46 @@ struct Digits : CodeTraits {
     a = permute(table.low, table.high, selector);
     b = permute(table.low, table.high, selector >> 16);
   }
-  // Words 4 * k and on; the last group has the singles.
-  struct Groups {
-    const uint8_t *codes;
-    uint32_t lane, last, single[4];
-    __device__ __forceinline__ void load(int k, uint32_t (&w)[4]) {
-      if (k < kWords / 4) {
-        const uint4 v = *reinterpret_cast<const uint4 *>(codes + k * 512 + lane * 16);
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-      } else {
-        const uint8_t *rest = codes + kWords / 4 * 512;
-        if constexpr (kWords % 4 >= 2) {
-          const uint2 v = *reinterpret_cast<const uint2 *>(rest + lane * 8);
-          w[0] = v.x, w[1] = v.y;
-        }
-        if constexpr (kWords % 2) w[kWords % 4 - 1] = *reinterpret_cast<const uint32_t *>(codes + (kWords - 1) * 128 + lane * 4);
+  __device__ static __forceinline__ void load_group(const uint8_t *codes, uint32_t lane, int k, uint32_t (&w)[4]) {
+    if (k < kWords / 4) {
+      const uint4 v = *reinterpret_cast<const uint4 *>(codes + k * 512 + lane * 16);
+      w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    } else {
+      const uint8_t *rest = codes + kWords / 4 * 512;
+      if constexpr (kWords % 4 >= 2) {
+        const uint2 v = *reinterpret_cast<const uint2 *>(rest + lane * 8);
+        w[0] = v.x, w[1] = v.y;
       }
-      if constexpr (L == 5) {
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-          if (4 * k + q < kWords) carry(w[q], 4 * k + q);
-        if (k == kGroups - 1) w[3] = last;
-      }
+      if constexpr (kWords % 2) w[kWords % 4 - 1] = *reinterpret_cast<const uint32_t *>(codes + (kWords - 1) * 128 + lane * 4);
     }
-    // Five levels: what bit 0 of word i adds to the 20th word and to the singles.
-    __device__ __forceinline__ void carry(uint32_t w, int i) {
-      const uint32_t bits = w & 0x01010101u;
-      if (i < 7)
-        last += bits << (i + 1);
-      else
-        single[(i - 7) / 3] += bits << (i - 7) % 3;
-    }
-    __device__ __forceinline__ void singles(uint32_t (&x)[4]) {
-      uint32_t w[4] = {};
-      if (4 * kGroups < kWords) load(kGroups, w);
-#pragma unroll
-      for (int q = 0; q < 4; q++) x[q] = L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
-    }
-  };
+  }
+  // Five levels: what bit 0 of word i adds to the 20th word and to the singles.
+  __device__ static __forceinline__ void carry(uint32_t w, int i, uint32_t &last, uint32_t (&single)[4]) {
+    const uint32_t bits = w & 0x01010101u;
+    if (i < 7)
+      last += bits << (i + 1);
+    else
+      single[(i - 7) / 3] += bits << (i - 7) % 3;
+  }
   template <int U, class Use>
   __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     static_assert(U == 8);
-    uint32_t r[16][4];
-    Groups groups{codes, lane, 0, {}};
+    uint32_t r[16][4], last = 0, single[4] = {};
 #pragma unroll
     for (int k = 0; k <= kGroups; k++) {
-      if (k == kGroups) {
-        groups.singles(r[15]);
-      } else {
-        uint32_t w[4];
-        groups.load(k, w);
+      uint32_t w[4] = {};
+      if (4 * k < kWords) load_group(codes, lane, k, w);
+      if (L == 5 && k < kGroups) {
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
+        for (int q = 0; q < 4; q++)
+          if (4 * k + q < kWords) carry(w[q], 4 * k + q, last, single);
+        if (k == kGroups - 1) w[3] = last;
+      }
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        if (k == kGroups) {
+          r[15][q] = L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
+        } else {
           uint32_t x[N];
           split(w[q], x);
 #pragma unroll
@@ -319,38 +304,6 @@ struct Digits : CodeTraits {
           const uint32_t v[8] = {r[4 * p + 2][0], r[4 * p + 3][0], r[4 * p + 2][1], r[4 * p + 3][1], r[4 * p + 2][2], r[4 * p + 3][2], r[4 * p + 2][3], r[4 * p + 3][3]};
           use.add(p, u, v);
         }
-    }
-  }
-  // Values as quotients, numbers too: they stay where they were divided.  Five levels: numbers are full registers, without bit 0.  So are
-  // singles, and the numbers that are multiplied with them.
-  template <class Use>
-  __device__ static __forceinline__ void for_quotients(const uint8_t *codes, uint32_t lane, Use &use) {
-    uint32_t full[2][4], even[2][N][4], odd[2][N][4];
-    Groups groups{codes, lane, 0, {}};
-#pragma unroll
-    for (int k = 0; k <= kGroups; k++) {
-      uint32_t w[4];
-      if (k == kGroups)
-        groups.singles(w);
-      else
-        groups.load(k, w);
-#pragma unroll
-      for (int q = 0; q < 4; q++) {
-        full[k % 2][q] = L == 5 && k < kGroups ? w[q] & 0xfefefefeu : w[q];
-        if (k == kGroups) continue;
-        uint32_t e[N], o[N];
-        quotients(w[q], e, o);
-#pragma unroll
-        for (int d = 0; d < N; d++) even[k % 2][d][q] = e[d], odd[k % 2][d][q] = o[d];
-      }
-#pragma unroll
-      for (int d = 1; d < N && k < kGroups; d += 2)
-        use.halves(N * k + d, even[k % 2][d], odd[k % 2][d], N * k + d + 1, even[k % 2][d + 1], odd[k % 2][d + 1]);
-      if (k % 2 == 0) continue;
-      if (L == 5 || k == kGroups)
-        use.full(N * (k - 1), full[0], N * k, full[1]);
-      else
-        use.halves(N * (k - 1), even[0][0], odd[0][0], N * k, even[1][0], odd[1][0]);
     }
   }
 };

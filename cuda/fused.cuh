@@ -466,71 +466,42 @@ struct GroupKeys {
 
 // ---- values
 
-// The sum of a tile, high and low, goes to an output.
-template <class Code, int U>
-__device__ __forceinline__ void add_output(Soft<U> &soft, int y, int sum, float unit) {
-  soft.o[y] = fmaf(float(sum), unit * (1.0f / float(Code::weight(y))), soft.o[y]);
-}
-
+// Sums of a tile go to the outputs: of a unit at once, or, where registers hold quotients, behind the last.
 template <class Code, int U, int N>
 struct ValueSums {
   const uint32_t (&b)[N][4];
   const float (&unit_of)[N];  // of a level
   Soft<U> (&soft)[N];
+  int sum[Code::kNested ? N : 1][2 * U];  // by y
 
-  __device__ __forceinline__ void unit(int m, const uint32_t (&r)[8]) {
+  __device__ __forceinline__ void add_output(int n, int y, int value) {
+    soft[n].o[y] = fmaf(float(value), unit_of[n] * (1.0f / float(Code::weight(y))), soft[n].o[y]);
+  }
+  __device__ __forceinline__ void keep(int n, int m, const int (&acc)[4]) {
+    const int even = acc[0] * 256 + acc[1], odd = acc[2] * 256 + acc[3];
+    if constexpr (Code::kNested)
+      sum[n][2 * m] = even, sum[n][2 * m + 1] = odd;
+    else
+      add_output(n, 2 * m, even), add_output(n, 2 * m + 1, odd);
+  }
+  // Units take turns: a matrix instruction waits long for the one before it on the same sums.
+  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      int acc[4] = {};
-      multiply_weights<Code::kUnsigned>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
-      multiply_weights<Code::kUnsigned>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
-      add_output<Code>(soft[n], 2 * m, acc[0] * 256 + acc[1], unit_of[n]);
-      add_output<Code>(soft[n], 2 * m + 1, acc[2] * 256 + acc[3], unit_of[n]);
+      int first[4] = {}, second[4] = {};
+#pragma unroll
+      for (int s = 0; s < 2; s++) {
+        multiply_weights<Code::kUnsigned>(first, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b[n][2 * s], b[n][2 * s + 1]);
+        multiply_weights<Code::kUnsigned>(second, v[4 * s], v[4 * s + 1], v[4 * s + 2], v[4 * s + 3], b[n][2 * s], b[n][2 * s + 1]);
+      }
+      keep(n, 2 * p, first), keep(n, 2 * p + 1, second);
     }
   }
-  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
-};
-
-// Digits as quotients: two of a register's four bytes count, the others meet zeros, so that nothing need be gathered: another
-// matrix instruction costs less.  The digit of y is its quotient less `nested` times the next; so are sums.
-template <class Code, int U, int N>
-struct QuotientSums {
-  const uint32_t (&b)[N][4];
-  uint32_t even[N][4], odd[N][4];  // of b: tokens of bytes 0 and 2, and of 1 and 3
-  int sum[N][2 * U];               // by y
-
-  __device__ __forceinline__ explicit QuotientSums(const uint32_t (&weights)[N][4]) : b(weights) {
+  __device__ __forceinline__ void finish() {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N && Code::kNested; n++)
 #pragma unroll
-      for (int q = 0; q < 4; q++) even[n][q] = b[n][q] & 0x00ff00ffu, odd[n][q] = permute(b[n][q], 0, 0x4341u);
-  }
-  __device__ __forceinline__ static void multiply(int (&acc)[4], const uint32_t (&x)[4], const uint32_t (&y)[4], const uint32_t (&w)[4]) {
-    multiply_weights<true>(acc, x[0], y[0], x[1], y[1], w[0], w[1]);
-    multiply_weights<true>(acc, x[2], y[2], x[3], y[3], w[2], w[3]);
-  }
-  __device__ __forceinline__ void full(int y0, const uint32_t (&r0)[4], int y1, const uint32_t (&r1)[4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      int acc[4] = {};
-      multiply(acc, r0, r1, b[n]);
-      sum[n][y0] = acc[0] * 256 + acc[1], sum[n][y1] = acc[2] * 256 + acc[3];
-    }
-  }
-  __device__ __forceinline__ void halves(int y0, const uint32_t (&e0)[4], const uint32_t (&o0)[4], int y1, const uint32_t (&e1)[4], const uint32_t (&o1)[4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      int acc[4] = {};
-      multiply(acc, e0, e1, even[n]);
-      multiply(acc, o0, o1, odd[n]);
-      sum[n][y0] = acc[0] * 256 + acc[1], sum[n][y1] = acc[2] * 256 + acc[3];
-    }
-  }
-  __device__ __forceinline__ void finish(const float (&units)[N], Soft<U> (&soft)[N]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int y = 0; y < 2 * U; y++) add_output<Code>(soft[n], y, Code::nested(y) ? sum[n][y] - Code::nested(y) * sum[n][y + 1] : sum[n][y], units[n]);
+      for (int y = 0; y < 2 * U; y++) add_output(n, y, Code::nested(y) ? sum[n][y] - Code::nested(y) * sum[n][y + 1] : sum[n][y]);
   }
 };
 
@@ -550,14 +521,9 @@ __device__ __forceinline__ void add_values(const Lane &me, const RowClass &rows,
                                            float (&units)[N], Soft<U> (&soft)[N]) {
 #pragma unroll
   for (int n = 0; n < N && !Code::kAffine; n++) units[n] *= rows.scale;
-  if constexpr (Code::kNested) {
-    QuotientSums<Code, U, N> sums(b);
-    Code::for_quotients(codes, me.lane, sums);
-    sums.finish(units, soft);
-  } else {
-    ValueSums<Code, U, N> sums{b, units, soft};
-    Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
-  }
+  ValueSums<Code, U, N> sums{b, units, soft};
+  Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
+  sums.finish();
 }
 
 __device__ __forceinline__ float reciprocal(float x) {
