@@ -12,15 +12,17 @@ constexpr FusedKernel kColumns[] = {
     columns<8, 1, Crumbs>(Code::crumbs),
     columns<8, 1, Nibbles<2>>(Code::book2),
     columns<8, 1, Digits<3, false, true>>(Code::levels3),
-    columns<8, 1, Digits<6, true, false>>(Code::levels6),
+    columns<8, 1, Nibbles<3>>(Code::book3),
     columns<8, 2, Crumbs>(Code::crumbs),
     columns<8, 2, Nibbles<2>>(Code::book2),
     columns<8, 2, Digits<3, false, true>>(Code::levels3),
-    columns<8, 2, Digits<6, true, false>>(Code::levels6),
+    columns<8, 2, Nibbles<3>>(Code::book3),
     columns<4, 1, Crumbs>(Code::crumbs),
     columns<4, 1, Nibbles<2>>(Code::book2),
+    columns<4, 1, Nibbles<3>>(Code::book3),
     columns<16, 1, Crumbs>(Code::crumbs),
     columns<16, 1, Nibbles<2>>(Code::book2),
+    columns<16, 1, Nibbles<3>>(Code::book3),
 };
 
 }  // namespace

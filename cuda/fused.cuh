@@ -477,26 +477,20 @@ struct ValueSums {
   __device__ __forceinline__ void add_output(int n, int y, int value) {
     soft[n].o[y] = fmaf(float(value), unit_of[n] * (1.0f / float(Code::weight(y))), soft[n].o[y]);
   }
-  __device__ __forceinline__ void keep(int n, int m, const int (&acc)[4]) {
-    const int even = acc[0] * 256 + acc[1], odd = acc[2] * 256 + acc[3];
-    if constexpr (Code::kNested)
-      sum[n][2 * m] = even, sum[n][2 * m + 1] = odd;
-    else
-      add_output(n, 2 * m, even), add_output(n, 2 * m + 1, odd);
-  }
-  // Units take turns: a matrix instruction waits long for the one before it on the same sums.
-  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) {
+  __device__ __forceinline__ void unit(int m, const uint32_t (&r)[8]) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      int first[4] = {}, second[4] = {};
-#pragma unroll
-      for (int s = 0; s < 2; s++) {
-        multiply_weights<Code::kUnsigned>(first, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b[n][2 * s], b[n][2 * s + 1]);
-        multiply_weights<Code::kUnsigned>(second, v[4 * s], v[4 * s + 1], v[4 * s + 2], v[4 * s + 3], b[n][2 * s], b[n][2 * s + 1]);
-      }
-      keep(n, 2 * p, first), keep(n, 2 * p + 1, second);
+      int acc[4] = {};
+      multiply_weights<Code::kUnsigned>(acc, r[0], r[1], r[2], r[3], b[n][0], b[n][1]);
+      multiply_weights<Code::kUnsigned>(acc, r[4], r[5], r[6], r[7], b[n][2], b[n][3]);
+      const int even = acc[0] * 256 + acc[1], odd = acc[2] * 256 + acc[3];
+      if constexpr (Code::kNested)
+        sum[n][2 * m] = even, sum[n][2 * m + 1] = odd;
+      else
+        add_output(n, 2 * m, even), add_output(n, 2 * m + 1, odd);
     }
   }
+  __device__ __forceinline__ void add(int p, const uint32_t (&u)[8], const uint32_t (&v)[8]) { unit(2 * p, u), unit(2 * p + 1, v); }
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int n = 0; n < N && Code::kNested; n++)

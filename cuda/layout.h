@@ -9,12 +9,12 @@
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
-//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
+//   nibbles  books of 2^w levels (or fewer), each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
 //            plane unit after unit as many words as it has bits.  The words of units 2 i and 2 i + 1, if they are equally many, are
 //            one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
-//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
+//   radix    books and rows of 3, 5 and 6 levels (but values of 6 beside columns): a byte is a number of several digits (struct DigitShape)
 #pragma once
 #include <bit>
 #include <cmath>
