@@ -123,6 +123,40 @@ __device__ inline void rotate_warp(float *y, const TensorFormat &f, const Region
   __syncwarp();
 }
 
+// Signs of section 3 for channels C * lane + j of a row of 32 * C: bit j.
+template <int C>
+__device__ __forceinline__ uint32_t row_signs(uint32_t lane, const TensorFormat &f) {
+  return uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64));
+}
+// Section 3 on such a row, by one warp; no barrier, no memory.
+template <int C>
+__device__ __forceinline__ void rotate_row(uint32_t lane, uint32_t signs, bool inverse, float (&x)[C]) {
+  const auto sign = [&] {
+#pragma unroll
+    for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
+  };
+  if (!inverse) sign();
+#pragma unroll
+  for (int d = 1; d < C; d *= 2)
+#pragma unroll
+    for (int j = 0; j < C; j++)
+      if (!(j & d)) {
+        const float s = x[j], t = x[j + d];
+        x[j] = s + t, x[j + d] = s - t;
+      }
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+#pragma unroll
+    for (int j = 0; j < C; j++) {
+      const float other = __shfl_xor_sync(~0u, x[j], distance);
+      x[j] = lane & distance ? other - x[j] : x[j] + other;
+    }
+  const float scale = rsqrtf(32.0f * C);
+#pragma unroll
+  for (int j = 0; j < C; j++) x[j] *= scale;
+  if (inverse) sign();
+}
+
 __device__ inline void store_output(const DeviceTensor &x, int64_t at, float value) {
   void *data = const_cast<void *>(x.data);
   if (x.dtype == KVQ_DTYPE_F16)
