@@ -14,7 +14,7 @@
 //            plane unit after unit as many words as it has bits.  The words of units 2 i and 2 i + 1, if they are equally many, are
 //            one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
-//   radix    books and rows of 3, 5 and 6 levels (but values of 6 beside columns): a byte is a number of several digits (struct DigitShape)
+//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
 #pragma once
 #include <bit>
 #include <cmath>
