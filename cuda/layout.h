@@ -9,7 +9,7 @@
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
-//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit).
+//   nibbles  books of 2^w levels (or fewer), each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit).
 //            A unit of several books has the width of the largest, and codes of the others lie around its middle (centre); those of 7
 //            and 8 bits are bytes
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
@@ -18,7 +18,7 @@
 //            Kitty's have, behind those, two bits more of boosted channels, which take the lanes of as many slots (upper_word).
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   fields   values of 2^w levels: planes as those of keys, a plane of two bits as crumbs, one of one bit with eight y in a word
-//   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
+//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
 #pragma once
 #include <bit>
 #include <cmath>
@@ -215,16 +215,15 @@ KVQ_HD inline BitPlace field_place(uint32_t units, uint32_t width, uint32_t p, u
 
 // ---- radix
 
-// A byte holds the fraction F = ceil(256 * x / L^n) of x = d0 + d1 * L + ...: F * L^(n-i) / 256 is x / L^i for every i (checked for all
-// x by hand: the error of F stays below a digit).  Word 4 * k + q has the digits d of y = n * k + d; the y that are left (y = 15) are
-// singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  So for 128 channels; 256
-// are twice as many.
+// A byte holds the number x = d0 + d1 * L + ... of n digits.  Word 4 * k + q has the digits d of y = n * k + d; the y that are left
+// (y = 15) are singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  So for 128
+// channels; 256 are twice as many.
 struct DigitShape {
-  uint32_t levels, digits, power, words;
+  uint32_t levels, digits, words;
 };
 KVQ_HD constexpr DigitShape digits_of(uint32_t levels) {
-  return levels == 3 ? DigitShape{3, 5, 243, 13} : levels == 5 ? DigitShape{5, 3, 125, 19}
-                                                               : DigitShape{6, 3, 216, 22};
+  return levels == 3 ? DigitShape{3, 5, 13} : levels == 5 ? DigitShape{5, 3, 19}
+                                                          : DigitShape{6, 3, 22};
 }
 // Where a single's bit lies.
 KVQ_HD inline BitPlace single_bit(uint32_t levels, uint32_t q, uint32_t byte, uint32_t b) {

@@ -173,7 +173,9 @@ PagePath choose_path(uint32_t dim, const Codes &keys, const Codes &values) {
   for (const Code k : keys)
     for (const Code v : values)
       if (k != Code::none && v != Code::none && has_fused(dim, {k, v})) return {k, v};
-  return {};
+  // Beside columns, heads of other dimensions than 128 may have values of six levels as those of a book of eight.
+  const PagePath wider{keys[0], values[0] == Code::levels6 ? Code::book3 : Code::none};
+  return dim != 128 && wider.keys == Code::planes && has_fused(dim, wider) ? wider : PagePath{};
 }
 
 PagePath path_of(const HeadFormat &key, const HeadFormat &value, uint32_t page_tokens) {
@@ -305,7 +307,8 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
   if (f->family == Family::rows_book) std::replace(std::begin(f->width), std::end(f->width), uint8_t(7), uint8_t(8));
   for (uint32_t u = 1; u < kMaxUnits; u++) f->unit_word[u] = uint8_t(f->unit_word[u - 1] + f->width[u - 1]);
   const uint32_t levels = f->region[0].levels;
-  const bool radix = levels == 3 || levels == 5 || levels == 6;
+  constexpr Code kRadix[] = {Code::levels3, Code::levels5, Code::levels6, Code::rows5, Code::rows6};
+  const bool radix = std::find(std::begin(kRadix), std::end(kRadix), code) != std::end(kRadix);
   f->coding = code == Code::planes || code == Code::polar ? Coding::planes
               : code == Code::crumbs ? Coding::crumbs
               : code == Code::fields || code == Code::halves ? (f->tensor ? Coding::fields : Coding::planes)
