@@ -215,20 +215,14 @@ template <uint32_t kLevels, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
   constexpr DigitShape kShape = digits_of(kLevels);
   constexpr uint32_t kNumbers = 4 * (15 / kShape.digits);
-  const auto fractions = [&](uint32_t i) {
-    uint32_t numbers = 0, out = 0;
+  const auto numbers = [&](uint32_t i) {
+    uint32_t out = 0;
 #pragma unroll
-    for (uint32_t d = kShape.digits; d; d--) numbers = numbers * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
-#pragma unroll
-    for (uint32_t byte = 0; byte < 4; byte++) {
-      const uint32_t number = numbers >> 8 * byte & 0xff;
-      const uint32_t fraction = kLevels == 5 ? 2 * ((128 * number + kShape.power - 1) / kShape.power) : (256 * number + kShape.power - 1) / kShape.power;
-      out |= fraction << 8 * byte;
-    }
-    return out;
+    for (uint32_t d = kShape.digits; d; d--) out = out * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
+    return kLevels == 5 ? 2 * out : out;
   };
-  uint32_t out = word < kNumbers ? fractions(word) : 0;
-  if (kLevels == 5 && word < 7) out |= fractions(19) >> (word + 1) & 0x01010101u;
+  uint32_t out = word < kNumbers ? numbers(word) : 0;
+  if (kLevels == 5 && word < 7) out |= numbers(19) >> (word + 1) & 0x01010101u;
 #pragma unroll
   for (uint32_t q = 0; q < 4; q++)
 #pragma unroll
