@@ -54,26 +54,22 @@ struct GroupLane {
       y[2 * i + 1] = widen(x[place[i] >> 16]) - widen(uint16_t(mu[i] >> 16));
     }
   }
+  // The lanes' parts of the class, neighbours first; complete in its first lane.
+  template <class T>
+  __device__ T add(T sum) const {
+    for (uint32_t d = 1; __any_sync(~0u, d < count); d *= 2) {
+      const T other = __shfl_down_sync(~0u, sum, d);
+      if (!(own & (2 * d - 1)) && own + d < count) sum = sum + other;
+    }
+    return sum;
+  }
   // tree() over the class, in every lane of it.
   __device__ float tree(float (&v)[kLane]) const {
 #pragma unroll
     for (uint32_t d = 1; d < kLane; d *= 2)
 #pragma unroll
       for (uint32_t i = 0; i < kLane; i += 2 * d) v[i] = v[i] + v[i + d];
-    float sum = v[0];
-    for (uint32_t d = 1; __any_sync(~0u, d < count); d *= 2) {
-      const float other = __shfl_down_sync(~0u, sum, d);
-      if (own % (2 * d) == 0 && own + d < count) sum = sum + other;
-    }
-    return __shfl_sync(~0u, sum, int(first));
-  }
-  __device__ uint32_t add(uint32_t sum) const {
-    uint32_t total = 0;
-    for (uint32_t i = 0; __any_sync(~0u, i < count); i++) {
-      const uint32_t other = __shfl_sync(~0u, sum, int(first + min(i, count - 1)));
-      total += i < count ? other : 0;
-    }
-    return total;
+    return __shfl_sync(~0u, add(v[0]), int(first));
   }
   // Both passes of section 3: the first `power` lanes, then the last.
   __device__ void rotate(float (&y)[kLane]) const {
@@ -112,22 +108,26 @@ struct GroupLane {
   }
 };
 
-__device__ inline void encode_group_rows(const Tile &tile) {
-  const TensorFormat &f = tile.f;
-  const GroupBooks books(tile);
-  books.load(f);
-  const GroupLane lane(f);
-  const BookGuess &guess = books.guess[lane.region];
-  const uint32_t lanes = f.dim / kLane, rows = 32 / lanes, stride = blockDim.x / 32 * rows;
-  const bool rotated = f.rotate;
-  for (uint32_t begin = threadIdx.x / 32 * rows; begin < tile.count; begin += stride) {
-    const uint32_t i = begin + threadIdx.x % 32 / lanes;
+class GroupRows {
+ public:
+  static constexpr uint32_t kCodings = kNibbles, kBlocks = 3;
+  static KVQ_HD uint32_t bytes() { return GroupBooks::bytes(); }
+  __device__ explicit GroupRows(const Tile &tile) : rotated_(tile.f.rotate), books_(tile), lane_(tile.f) { books_.load(tile.f); }
+  __device__ void encode(const Tile &tile) const {
+    const uint32_t lanes = tile.f.dim / kLane, rows = 32 / lanes, stride = blockDim.x / 32 * rows;
+    for (uint32_t begin = threadIdx.x / 32 * rows; begin < tile.count; begin += stride) encode_row(tile, lanes, begin + threadIdx.x % 32 / lanes);
+  }
+
+ private:
+  __device__ void encode_row(const Tile &tile, uint32_t lanes, uint32_t i) const {
+    const TensorFormat &f = tile.f;
+    const BookGuess &guess = books_.guess[lane_.region];
     float y[kLane], v[kLane];
-    lane.load(tile.row(min(i, tile.count - 1)), y);
+    lane_.load(tile.row(min(i, tile.count - 1)), y);
 #pragma unroll
     for (uint32_t j = 0; j < kLane; j++) v[j] = y[j] * y[j];
-    const float n = sqrtf(lane.tree(v)), sigma = n * lane.width_factor;
-    if (rotated) lane.rotate(y);
+    const float n = sqrtf(lane_.tree(v)), sigma = n * lane_.width_factor;
+    if (rotated_) lane_.rotate(y);
     const float buckets = __fdividef(float(BookGuess::kPerSigma), sigma);
     uint32_t code[kLane], squares = 0;
 #pragma unroll
@@ -136,13 +136,16 @@ __device__ inline void encode_group_rows(const Tile &tile) {
       code[j] += y[j] > guess.threshold[code[j]] * sigma;
       squares += uint32_t(guess.magnitude[code[j]]) * guess.magnitude[code[j]];
     }
-    squares = lane.add(squares);
-    if (i >= tile.count) continue;
+    squares = lane_.add(squares);
+    if (i >= tile.count) return;
     *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + threadIdx.x % lanes * kLane) = pack_codes(code);
-    if (lane.own) continue;
+    if (lane_.own) return;
     const float h = row_scale(ScaleRule(f.scale_rule), guess.scale, n, sigma, squares, 0);
-    tile.store_param(row_param(f, tile.first + i, lane.region), store_param(h, ParamType(f.param_type)));
+    tile.store_param(row_param(f, tile.first + i, lane_.region), round_param(h, ParamType(f.param_type)));
   }
-}
+  bool rotated_;
+  GroupBooks books_;
+  GroupLane lane_;
+};
 
 }  // namespace kvq::cuda

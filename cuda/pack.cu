@@ -1,4 +1,5 @@
-// One block of threads packs the rows that one page gets, of one head and tensor: they are read once, encoded, and written once.
+// A block of threads packs the rows that pages get, of one head and tensor: they are read once, encoded, and written once.  There is a
+// kernel for each way of encoding, and one for all of them, whose tiles may lie in device memory.
 #include "cuda/pack.h"
 
 #include <algorithm>
@@ -13,11 +14,10 @@ namespace {
 extern __shared__ __align__(16) uint8_t shared_tile[];
 
 template <bool kShared>
-__device__ Tile make_tile(const TileShape &shape, uint8_t *scratch, size_t bytes, const TensorFormat &f, uint8_t *blob, uint32_t first,
-                          uint32_t count) {
-  uint8_t *memory = kShared ? shared_tile : scratch + blockIdx.x * bytes;
-  return {f, blob, first, count, reinterpret_cast<uint16_t *>(memory), memory + shape.raw_bytes(),
-          memory + shape.raw_bytes() + shape.code_bytes(), shape.raw_stride(), shape.code_stride()};
+__device__ Tile make_tile(const TileShape &shape, uint8_t *scratch, const TensorFormat &f) {
+  uint8_t *memory = kShared ? shared_tile : scratch;
+  return {f, nullptr, 0, 0, reinterpret_cast<uint16_t *>(memory), memory + shape.raw_bytes(), memory + shape.raw_bytes() + shape.code_bytes(),
+          shape.raw_stride(), shape.code_stride()};
 }
 
 __device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *pieces, uint32_t n, uint32_t row, uint32_t head,
@@ -26,85 +26,114 @@ __device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *
   return static_cast<const uint16_t *>(piece.page) + shape.row(head, tensor, piece.first + row - piece.start);
 }
 
-// 16 bytes of a row to the tile; wait_rows() waits for those that are under way.
-template <bool kShared>
-__device__ void copy_piece(const uint16_t *from, uint16_t *to) {
-  if constexpr (kShared)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-  else
-    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
-}
-template <bool kShared>
-__device__ void wait_rows() {
-  if constexpr (kShared) asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-}
-
 // Rows [start, start + count) of the sources into the tile, 16 bytes a thread where rows are made of them.
-template <bool kShared>
 __device__ void load_rows(const Tile &tile, const RawShape &shape, const DevicePiece *sources, uint32_t n_sources, uint32_t start,
                           uint32_t head, uint32_t tensor) {
   const uint32_t dim = tile.f.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool vectors = shape.dim_k % 8 == 0 && shape.dim_v % 8 == 0;
-  const uint32_t pieces = vectors ? dim / 8 : dim, together = pieces <= 32 ? 32 / pieces : 0;  // rows that a warp copies at once
+  const uint32_t pieces = vectors ? dim / 8 : dim;
   // A warp's 32 rows are looked up by its lanes, one each.
   for (uint32_t begin = warp * 32; begin < tile.count; begin += blockDim.x) {
     const uint64_t mine = reinterpret_cast<uint64_t>(source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor));
     const uint32_t rows = min(32u, tile.count - begin);
     uint16_t *to = tile.raw + size_t(begin) * tile.raw_stride;
-    if (vectors && together) {
-      const uint32_t own = lane / pieces, piece = lane % pieces * 8;
-      for (uint32_t first = 0; first < rows; first += together) {
-        const uint32_t row = first + own;
-        const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row % 32)));
-        if (own < together && row < rows) copy_piece<kShared>(from + piece, to + row * tile.raw_stride + piece);
-      }
+    if (vectors && 32 % pieces == 0 && rows == 32) {  // whole rows at once
+      const uint32_t together = 32 / pieces, own = lane / pieces, piece = lane % pieces * 8;
+      to += own * tile.raw_stride + piece;
+#pragma unroll 4
+      for (uint32_t row = 0; row < 32; row += together, to += together * tile.raw_stride)
+        *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row + own))) + piece);
     } else {
       for (uint32_t i = lane; i < (rows * pieces + 31) / 32 * 32; i += 32) {
         const uint32_t row = min(i / pieces, rows - 1), piece = i % pieces;
         const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row)));
         if (i >= rows * pieces) continue;
         if (vectors)
-          copy_piece<kShared>(from + 8 * piece, to + row * tile.raw_stride + 8 * piece);
+          *reinterpret_cast<uint4 *>(to + row * tile.raw_stride + 8 * piece) = *reinterpret_cast<const uint4 *>(from + 8 * piece);
         else
           to[row * tile.raw_stride + piece] = from[piece];
       }
     }
   }
-  wait_rows<kShared>();
+  __syncthreads();
 }
 
-__device__ void encode(const Tile &tile) {
-  if (tile.f.group) return encode_columns(tile);
-  if (fits_group_lanes(tile.f)) return encode_group_rows(tile);
-  encode_rows(tile);
+// ---- encoders
+
+KVQ_HD inline Encoder encoder_of(const TensorFormat &f) {
+  if (f.family == Family::raw) return Encoder::raw;
+  if (f.group) return Encoder::columns;
+  if (fits_group_lanes(f)) return Encoder::groups;
+  if (!fits_registers(f)) return Encoder::general;
+  if (f.family == Family::rows_affine) return Encoder::affine;
+  const uint32_t levels = f.region[0].levels;
+  return levels <= 4 ? Encoder::book4 : levels <= 8 ? Encoder::book8 : Encoder::book16;
 }
+
+// All of them.
+class AnyCodes {
+ public:
+  static constexpr uint32_t kCodings = kAllCodings, kBlocks = 2;
+  __device__ explicit AnyCodes(const Tile &) {}
+  __device__ void encode(const Tile &tile) const {
+    switch (encoder_of(tile.f)) {
+      case Encoder::raw:
+        return RawRows(tile).encode(tile);
+      case Encoder::columns:
+        return ColumnCodes(tile).encode(tile);
+      case Encoder::groups:
+        return GroupRows(tile).encode(tile);
+      case Encoder::affine:
+        return AffineRows(tile).encode(tile);
+      case Encoder::book4:
+        return BookRows<2, false>(tile).encode(tile);
+      case Encoder::book8:
+        return BookRows<2, true>(tile).encode(tile);
+      case Encoder::book16:
+        return BookRows<3, true>(tile).encode(tile);
+      default:
+        return GeneralRows(tile).encode(tile);
+    }
+  }
+};
 
 struct PackArguments {
   RawShape shape;
   TileShape tile;
   DeviceFormat format;
+  uint32_t tensors;  // bits: keys, values
   const DevicePiece *sources, *targets;
   uint32_t n_sources, n_targets;
   uint8_t *scratch;
   size_t scratch_bytes;
 };
 
-template <bool kShared>
-__global__ void __launch_bounds__(kMaxPackThreads, 3) pack_kernel(const __grid_constant__ PackArguments a) {
-  const uint32_t jobs = a.n_targets * 2 * a.format.kv_heads;
-  for (uint32_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const uint32_t tensor = job % 2, head = job / 2 % a.format.kv_heads;
-    const TensorFormat &f = a.format.tensors[2 * head + tensor];
-    const DevicePiece target = a.targets[job / (2 * a.format.kv_heads)];
-    const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, f,
-                                         static_cast<uint8_t *>(target.page) + f.blob, target.first, target.count);
-    load_rows<kShared>(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
-    encode(tile);
-    place(tile);
-    if (job + gridDim.x < jobs) __syncthreads();
+// blockIdx.x: head and tensor; the pages are shared by gridDim.y blocks.
+template <class Codes, bool kShared>
+__global__ void __launch_bounds__(kMaxPackThreads, Codes::kBlocks) pack_kernel(const __grid_constant__ PackArguments a) {
+  const uint32_t tensor = a.tensors == 3 ? blockIdx.x % 2 : a.tensors - 1, head = a.tensors == 3 ? blockIdx.x / 2 : blockIdx.x;
+  const TensorFormat &f = a.format.tensors[2 * head + tensor];
+  Tile tile = make_tile<kShared>(a.tile, a.scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.scratch_bytes, f);
+  const Codes codes(tile);
+  for (uint32_t i = blockIdx.y; i < a.n_targets; i += gridDim.y) {
+    const DevicePiece target = a.targets[i];
+    tile.blob = static_cast<uint8_t *>(target.page) + f.blob, tile.first = target.first, tile.count = target.count;
+    load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
+    codes.encode(tile);
+    place<Codes::kCodings>(tile);
+    __syncthreads();
   }
 }
+
+// In the order of Encoder.
+using PackKernel = void (*)(PackArguments);
+constexpr PackKernel kPackKernels[] = {
+    pack_kernel<AnyCodes, false>,          pack_kernel<GeneralRows, true>,       pack_kernel<RawRows, true>,
+    pack_kernel<ColumnCodes, true>,        pack_kernel<GroupRows, true>,         pack_kernel<AffineRows, true>,
+    pack_kernel<BookRows<2, false>, true>, pack_kernel<BookRows<2, true>, true>, pack_kernel<BookRows<3, true>, true>,
+};
+
+// ---- narrowing
 
 struct NarrowArguments {
   TileShape tile;
@@ -138,18 +167,19 @@ template <bool kShared>
 __global__ void __launch_bounds__(kMaxPackThreads) narrow_kernel(const __grid_constant__ NarrowArguments a) {
   const TensorFormat &from = a.from.tensors[blockIdx.x], &to = a.to.tensors[blockIdx.x];
   const uint8_t *blob = a.page + from.blob;
-  const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, to, a.narrower + to.blob, 0, a.count);
+  Tile tile = make_tile<kShared>(a.tile, a.scratch + blockIdx.x * a.scratch_bytes, to);
+  tile.blob = a.narrower + to.blob, tile.count = a.count;
   if (from.family == Family::raw) {
     for (uint32_t i = threadIdx.x; i < a.count * to.dim; i += blockDim.x) {
       const uint32_t token = i / to.dim, channel = i % to.dim;
       tile.raw[size_t(token) * tile.raw_stride + raw_place(to.dim, channel)] = load_stored(from, blob, row_param(from, token, channel));
     }
     __syncthreads();
-    encode(tile);
+    AnyCodes(tile).encode(tile);
   } else {
     shrink(tile, from, blob);
   }
-  place(tile);
+  place<kAllCodings>(tile);
 }
 
 // f(offset in the blob, number in the Block) for the parameters of rows [first, first + count).
@@ -173,49 +203,84 @@ __global__ void unpack_kernel(DeviceFormat format, const uint8_t *page, uint32_t
     block.boosted[i] = blob[f.positions + (first / f.group) * f.dim + i];
 }
 
-// What encoders need besides: two fp32 rows a warp, or what columns need, or the sums of rows.  Small blocks of threads wait less for one another, but columns are long.
-TileShape tile_shape(const RawShape &shape, uint32_t page_tokens, std::span<const TensorFormat> tensors) {
-  TileShape tile{page_tokens, std::max(shape.dim_k, shape.dim_v), RowSums::bytes(page_tokens), 128};
-  bool general = false, groups = false;
-  for (const TensorFormat &f : tensors) {
-    if (f.group) tile.threads = kMaxPackThreads;
-    if (fits_group_lanes(f))
-      groups = true;
-    else if (!f.group && f.family != Family::raw && !fits_registers(f))
-      general = true;
+// ---- plans
+
+// Memory that an encoder needs besides, in blocks of so many threads.
+uint32_t work_bytes(Encoder encoder, const TileShape &tile) {
+  switch (encoder) {
+    case Encoder::general:
+      return GeneralRows::bytes(tile.dim, tile.threads);
+    case Encoder::columns:
+      return Columns::bytes(tile.dim, tile.threads);
+    case Encoder::groups:
+      return GroupRows::bytes();
+    case Encoder::book4:
+    case Encoder::book8:
+    case Encoder::book16:
+      return RowSums::bytes(tile.page_tokens);
+    default:
+      return 0;
   }
-  if (tile.threads == kMaxPackThreads)
-    tile.work_bytes = std::max(tile.work_bytes, Columns::bytes(tile.dim, kMaxPackThreads));
-  if (groups) tile.work_bytes = std::max(tile.work_bytes, GroupBooks::bytes());
-  if (general) tile.work_bytes = std::max<uint32_t>(tile.work_bytes, tile.threads / 32 * 2 * tile.dim * sizeof(float));
-  return tile;
 }
+
+size_t whole(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors)
-    : shape(raw), tile(tile_shape(raw, page_tokens, tensors)) {
-  bytes = (tile.bytes() + 255) / 256 * 256;
+// Small blocks of threads wait less for one another, but columns and large pages are long.
+PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t n_processors)
+    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads}, processors(n_processors) {
+  for (uint32_t tensor = 0; tensor < 2; tensor++) {
+    Encoder encoder = encoder_of(tensors[tensor]);
+    for (size_t i = tensor; i < tensors.size(); i += 2) {
+      if (encoder_of(tensors[i]) != encoder) encoder = Encoder::general;  // heads whose classes differ: it knows all rows
+      tile.work_bytes = std::max(tile.work_bytes, work_bytes(encoder_of(tensors[i]), tile));
+    }
+    if (tensor && launch[0].encoder == encoder) {
+      launch[0].tensors = 3, launch[0].tile.dim = tile.dim;
+      continue;
+    }
+    PackLaunch &own = launch[launches++];
+    own = {encoder, 1u << tensor, {page_tokens, tensor ? raw.dim_v : raw.dim_k, 0, encoder == Encoder::columns || page_tokens > 64 ? kMaxPackThreads : kMaxPackThreads / 2}};
+  }
+  for (uint32_t i = 0; i < launches; i++) {
+    launch[i].tile.work_bytes = work_bytes(launch[i].encoder, launch[i].tile);
+    tile.work_bytes = std::max(tile.work_bytes, launch[i].tile.work_bytes);
+  }
+  bytes = whole(tile.bytes());
   shared = bytes <= shared_limit;
   blocks = 2 * std::max(processors, raw.kv_heads);
 }
 
 cudaError_t prepare_packing(size_t shared_limit) {
-  for (const void *kernel : {reinterpret_cast<const void *>(pack_kernel<true>), reinterpret_cast<const void *>(narrow_kernel<true>)})
-    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_limit)); error != cudaSuccess)
-      return error;
-  return cudaSuccess;
+  const auto allow = [&](auto kernel) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_limit)); };
+  for (const PackKernel kernel : kPackKernels)
+    if (const cudaError_t error = allow(kernel); error != cudaSuccess) return error;
+  return allow(narrow_kernel<true>);
 }
 
 cudaError_t pack(const PackPlan &plan, const DeviceFormat &format, const DevicePiece *sources, uint32_t n_sources,
                  const DevicePiece *targets, uint32_t n_targets, void *scratch, cudaStream_t stream) {
   if (n_targets == 0) return cudaSuccess;
-  const PackArguments a{plan.shape, plan.tile, format, sources, targets, n_sources, n_targets, static_cast<uint8_t *>(scratch), plan.bytes};
-  const uint32_t jobs = n_targets * 2 * format.kv_heads;
-  if (plan.shared)
-    pack_kernel<true><<<jobs, plan.tile.threads, plan.bytes, stream>>>(a);
-  else
-    pack_kernel<false><<<std::min(jobs, plan.blocks), plan.tile.threads, 0, stream>>>(a);
+  PackArguments a{plan.shape, plan.tile, format, 3, sources, targets, n_sources, n_targets, static_cast<uint8_t *>(scratch), plan.bytes};
+  if (!plan.shared) {
+    const uint32_t heads = 2 * format.kv_heads;
+    kPackKernels[uint32_t(Encoder::any)]<<<dim3(heads, std::min(n_targets, plan.blocks / heads)), plan.tile.threads, 0, stream>>>(a);
+    return cudaGetLastError();
+  }
+  for (uint32_t i = 0; i < plan.launches; i++) {
+    const PackLaunch &launch = plan.launch[i];
+    const PackKernel kernel = kPackKernels[uint32_t(launch.encoder)];
+    const size_t bytes = whole(launch.tile.bytes());
+    const uint32_t heads = format.kv_heads * (launch.tensors == 3 ? 2 : 1);
+    // As many blocks as there is room for: what an encoder prepares serves several pages.
+    int resident = 1;
+    if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, int(launch.tile.threads), bytes); error != cudaSuccess)
+      return error;
+    const uint32_t shares = std::clamp<uint32_t>(plan.processors * uint32_t(resident) / heads, 1, n_targets);
+    a.tile = launch.tile, a.tensors = launch.tensors;
+    kernel<<<dim3(heads, std::min(shares, 65535u)), launch.tile.threads, bytes, stream>>>(a);
+  }
   return cudaGetLastError();
 }
 

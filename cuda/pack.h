@@ -8,15 +8,36 @@
 
 namespace kvq::cuda {
 
+enum class Encoder : uint8_t {
+  any,
+  general,
+  raw,
+  columns,
+  groups,
+  affine,
+  book4,
+  book8,
+  book16
+};
+// Tensors that one encoder packs (bits: keys, values), and the memory of a block of threads.
+struct PackLaunch {
+  Encoder encoder;
+  uint32_t tensors;
+  TileShape tile;
+};
+
 // How pages of a format are packed.  Blocks of threads keep their tile in shared memory, or, where that is too small, in `bytes` of
 // device memory each.
 struct PackPlan {
   PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors);
   RawShape shape;
-  TileShape tile;
-  size_t bytes;
-  bool shared;
-  uint32_t blocks;  // at most, where not shared
+  TileShape tile;  // for any encoder
+  size_t bytes = 0;
+  bool shared = true;
+  uint32_t blocks = 0;  // at most, where not shared
+  uint32_t processors;
+  PackLaunch launch[2] = {};
+  uint32_t launches = 0;
 };
 // Once per device: allow kernels this much shared memory.
 cudaError_t prepare_packing(size_t shared_limit);
