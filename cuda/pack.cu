@@ -1,8 +1,10 @@
 // A block of threads packs the rows that pages get, of one head and tensor: they are read once, encoded, and written once.  There is a
-// kernel for each way of encoding, and one for all of them, whose tiles may lie in device memory.
+// kernel for each pair of encoders that presets have, and one for all of them.
 #include "cuda/pack.h"
 
 #include <algorithm>
+#include <iterator>
+#include <type_traits>
 
 #include "cuda/encode_columns.cuh"
 #include "cuda/encode_groups.cuh"
@@ -32,16 +34,18 @@ __device__ void load_rows(const Tile &tile, const RawShape &shape, const DeviceP
   const uint32_t dim = tile.f.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool vectors = shape.dim_k % 8 == 0 && shape.dim_v % 8 == 0;
   const uint32_t pieces = vectors ? dim / 8 : dim;
-  // A warp's 32 rows are looked up by its lanes, one each.
-  for (uint32_t begin = warp * 32; begin < tile.count; begin += blockDim.x) {
+  // A warp's rows, up to 32, are looked up by its lanes, one each.
+  const uint32_t most = min(32u, (tile.count + blockDim.x / 32 - 1) / (blockDim.x / 32));
+  for (uint32_t begin = warp * most; begin < tile.count; begin += blockDim.x / 32 * most) {
     const uint64_t mine = reinterpret_cast<uint64_t>(source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor));
-    const uint32_t rows = min(32u, tile.count - begin);
+    const uint32_t rows = min(most, tile.count - begin);
     uint16_t *to = tile.raw + size_t(begin) * tile.raw_stride;
-    if (vectors && 32 % pieces == 0 && rows == 32) {  // whole rows at once
-      const uint32_t together = 32 / pieces, own = lane / pieces, piece = lane % pieces * 8;
+    const uint32_t together = pieces <= 32 ? 32 / pieces : 1;
+    if (vectors && together * pieces == 32 && rows % (4 * together) == 0) {  // whole rows at once
+      const uint32_t own = lane / pieces, piece = lane % pieces * 8;
       to += own * tile.raw_stride + piece;
 #pragma unroll 4
-      for (uint32_t row = 0; row < 32; row += together, to += together * tile.raw_stride)
+      for (uint32_t row = 0; row < rows; row += together, to += together * tile.raw_stride)
         *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row + own))) + piece);
     } else {
       for (uint32_t i = lane; i < (rows * pieces + 31) / 32 * 32; i += 32) {
@@ -101,23 +105,18 @@ struct PackArguments {
   RawShape shape;
   TileShape tile;
   DeviceFormat format;
-  uint32_t tensors;  // bits: keys, values
   const DevicePiece *sources, *targets;
   uint32_t n_sources, n_targets;
   uint8_t *scratch;
   size_t scratch_bytes;
 };
 
-// blockIdx.x: head and tensor; the pages are shared by gridDim.y blocks.
-template <class Codes, bool kShared>
-__global__ void __launch_bounds__(kMaxPackThreads, Codes::kBlocks) pack_kernel(const __grid_constant__ PackArguments a) {
-  const uint32_t tensor = a.tensors == 3 ? blockIdx.x % 2 : a.tensors - 1, head = a.tensors == 3 ? blockIdx.x / 2 : blockIdx.x;
-  const TensorFormat &f = a.format.tensors[2 * head + tensor];
-  Tile tile = make_tile<kShared>(a.tile, a.scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.scratch_bytes, f);
+template <class Codes>
+__device__ void pack_pages(const PackArguments &a, Tile &tile, uint32_t head, uint32_t tensor) {
   const Codes codes(tile);
   for (uint32_t i = blockIdx.y; i < a.n_targets; i += gridDim.y) {
     const DevicePiece target = a.targets[i];
-    tile.blob = static_cast<uint8_t *>(target.page) + f.blob, tile.first = target.first, tile.count = target.count;
+    tile.blob = static_cast<uint8_t *>(target.page) + tile.f.blob, tile.first = target.first, tile.count = target.count;
     load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
     codes.encode(tile);
     place<Codes::kCodings>(tile);
@@ -125,12 +124,44 @@ __global__ void __launch_bounds__(kMaxPackThreads, Codes::kBlocks) pack_kernel(c
   }
 }
 
-// In the order of Encoder.
+// blockIdx.x: head and tensor; pages are shared by gridDim.y blocks.
+template <class Keys, class Values, bool kShared = true>
+__global__ void __launch_bounds__(kMaxPackThreads, Keys::kBlocks < Values::kBlocks ? Keys::kBlocks : Values::kBlocks)
+    pack_kernel(const __grid_constant__ PackArguments a) {
+  const uint32_t head = blockIdx.x / 2, tensor = blockIdx.x % 2;
+  Tile tile = make_tile<kShared>(a.tile, a.scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.scratch_bytes, a.format.tensors[blockIdx.x]);
+  if constexpr (std::is_same_v<Keys, Values>)
+    pack_pages<Keys>(a, tile, head, tensor);
+  else if (tensor)
+    pack_pages<Values>(a, tile, head, 1);
+  else
+    pack_pages<Keys>(a, tile, head, 0);
+}
+
+// The pairs that presets have; the first is for all others, and the second for tiles in device memory.
 using PackKernel = void (*)(PackArguments);
-constexpr PackKernel kPackKernels[] = {
-    pack_kernel<AnyCodes, false>,          pack_kernel<GeneralRows, true>,       pack_kernel<RawRows, true>,
-    pack_kernel<ColumnCodes, true>,        pack_kernel<GroupRows, true>,         pack_kernel<AffineRows, true>,
-    pack_kernel<BookRows<2, false>, true>, pack_kernel<BookRows<2, true>, true>, pack_kernel<BookRows<3, true>, true>,
+struct PairKernel {
+  Encoder keys, values;
+  PackKernel kernel;
+};
+using Book4 = BookRows<2, false>;
+using Book8 = BookRows<2, true>;
+using Book16 = BookRows<3, true>;
+constexpr PairKernel kPackKernels[] = {
+    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes>},
+    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes, false>},
+    {Encoder::raw, Encoder::raw, pack_kernel<RawRows, RawRows>},
+    {Encoder::affine, Encoder::affine, pack_kernel<AffineRows, AffineRows>},
+    {Encoder::book4, Encoder::book4, pack_kernel<Book4, Book4>},
+    {Encoder::book8, Encoder::book8, pack_kernel<Book8, Book8>},
+    {Encoder::book16, Encoder::book16, pack_kernel<Book16, Book16>},
+    {Encoder::columns, Encoder::affine, pack_kernel<ColumnCodes, AffineRows>},
+    {Encoder::columns, Encoder::book4, pack_kernel<ColumnCodes, Book4>},
+    {Encoder::columns, Encoder::book8, pack_kernel<ColumnCodes, Book8>},
+    {Encoder::groups, Encoder::book4, pack_kernel<GroupRows, Book4>},
+    {Encoder::groups, Encoder::book8, pack_kernel<GroupRows, Book8>},
+    {Encoder::general, Encoder::book4, pack_kernel<GeneralRows, Book4>},
+    {Encoder::general, Encoder::book8, pack_kernel<GeneralRows, Book8>},
 };
 
 // ---- narrowing
@@ -223,64 +254,43 @@ uint32_t work_bytes(Encoder encoder, const TileShape &tile) {
   }
 }
 
-size_t whole(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 }  // namespace
 
 // Small blocks of threads wait less for one another, but columns and large pages are long.
-PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t n_processors)
-    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads}, processors(n_processors) {
-  for (uint32_t tensor = 0; tensor < 2; tensor++) {
-    Encoder encoder = encoder_of(tensors[tensor]);
-    for (size_t i = tensor; i < tensors.size(); i += 2) {
-      if (encoder_of(tensors[i]) != encoder) encoder = Encoder::general;  // heads whose classes differ: it knows all rows
-      tile.work_bytes = std::max(tile.work_bytes, work_bytes(encoder_of(tensors[i]), tile));
-    }
-    if (tensor && launch[0].encoder == encoder) {
-      launch[0].tensors = 3, launch[0].tile.dim = tile.dim;
-      continue;
-    }
-    PackLaunch &own = launch[launches++];
-    own = {encoder, 1u << tensor, {page_tokens, tensor ? raw.dim_v : raw.dim_k, 0, encoder == Encoder::columns || page_tokens > 64 ? kMaxPackThreads : kMaxPackThreads / 2}};
+PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors)
+    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads / 2} {
+  Encoder encoder[2];
+  for (uint32_t i = 0; i < tensors.size(); i++) {
+    const Encoder own = encoder_of(tensors[i]);
+    encoder[i % 2] = i < 2 || encoder[i % 2] == own ? own : Encoder::general;  // heads whose classes differ: it knows all rows
+    if (own == Encoder::columns || page_tokens > kTile) tile.threads = kMaxPackThreads;
   }
-  for (uint32_t i = 0; i < launches; i++) {
-    launch[i].tile.work_bytes = work_bytes(launch[i].encoder, launch[i].tile);
-    tile.work_bytes = std::max(tile.work_bytes, launch[i].tile.work_bytes);
-  }
-  bytes = whole(tile.bytes());
+  for (uint32_t i = 0; i < tensors.size(); i++)
+    tile.work_bytes = std::max({tile.work_bytes, work_bytes(encoder_of(tensors[i]), tile), work_bytes(encoder[i % 2], tile)});
+  for (uint32_t i = 2; i < std::size(kPackKernels); i++)
+    if (kPackKernels[i].keys == encoder[0] && kPackKernels[i].values == encoder[1]) kernel = i;
+  bytes = (tile.bytes() + 255) / 256 * 256;
   shared = bytes <= shared_limit;
   blocks = 2 * std::max(processors, raw.kv_heads);
 }
 
 cudaError_t prepare_packing(size_t shared_limit) {
   const auto allow = [&](auto kernel) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_limit)); };
-  for (const PackKernel kernel : kPackKernels)
-    if (const cudaError_t error = allow(kernel); error != cudaSuccess) return error;
+  for (const PairKernel &pair : kPackKernels)
+    if (const cudaError_t error = allow(pair.kernel); error != cudaSuccess) return error;
   return allow(narrow_kernel<true>);
 }
 
 cudaError_t pack(const PackPlan &plan, const DeviceFormat &format, const DevicePiece *sources, uint32_t n_sources,
                  const DevicePiece *targets, uint32_t n_targets, void *scratch, cudaStream_t stream) {
   if (n_targets == 0) return cudaSuccess;
-  PackArguments a{plan.shape, plan.tile, format, 3, sources, targets, n_sources, n_targets, static_cast<uint8_t *>(scratch), plan.bytes};
-  if (!plan.shared) {
-    const uint32_t heads = 2 * format.kv_heads;
-    kPackKernels[uint32_t(Encoder::any)]<<<dim3(heads, std::min(n_targets, plan.blocks / heads)), plan.tile.threads, 0, stream>>>(a);
-    return cudaGetLastError();
-  }
-  for (uint32_t i = 0; i < plan.launches; i++) {
-    const PackLaunch &launch = plan.launch[i];
-    const PackKernel kernel = kPackKernels[uint32_t(launch.encoder)];
-    const size_t bytes = whole(launch.tile.bytes());
-    const uint32_t heads = format.kv_heads * (launch.tensors == 3 ? 2 : 1);
-    // As many blocks as there is room for: what an encoder prepares serves several pages.
-    int resident = 1;
-    if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, int(launch.tile.threads), bytes); error != cudaSuccess)
-      return error;
-    const uint32_t shares = std::clamp<uint32_t>(plan.processors * uint32_t(resident) / heads, 1, n_targets);
-    a.tile = launch.tile, a.tensors = launch.tensors;
-    kernel<<<dim3(heads, std::min(shares, 65535u)), launch.tile.threads, bytes, stream>>>(a);
-  }
+  constexpr uint32_t kMostBlocks = 65535;  // of a grid's second dimension
+  const PackArguments a{plan.shape, plan.tile, format, sources, targets, n_sources, n_targets, static_cast<uint8_t *>(scratch), plan.bytes};
+  const uint32_t tensors = 2 * format.kv_heads;
+  // Where there are blocks enough for every processor, one takes several pages, so that its encoder is prepared once for them.
+  const uint32_t pages = uint32_t(std::clamp<uint64_t>(uint64_t(tensors) * n_targets / (12 * plan.blocks), 1, 4));
+  const dim3 grid(tensors, std::min({(n_targets + pages - 1) / pages, kMostBlocks, plan.shared ? kMostBlocks : plan.blocks / tensors}));
+  kPackKernels[plan.shared ? plan.kernel : 1].kernel<<<grid, plan.tile.threads, plan.shared ? plan.bytes : 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -8,6 +8,7 @@
 
 namespace kvq::cuda {
 
+// How the rows of a tensor are encoded; any: as its format says.
 enum class Encoder : uint8_t {
   any,
   general,
@@ -19,25 +20,16 @@ enum class Encoder : uint8_t {
   book8,
   book16
 };
-// Tensors that one encoder packs (bits: keys, values), and the memory of a block of threads.
-struct PackLaunch {
-  Encoder encoder;
-  uint32_t tensors;
-  TileShape tile;
-};
-
 // How pages of a format are packed.  Blocks of threads keep their tile in shared memory, or, where that is too small, in `bytes` of
 // device memory each.
 struct PackPlan {
   PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors);
   RawShape shape;
-  TileShape tile;  // for any encoder
-  size_t bytes = 0;
-  bool shared = true;
-  uint32_t blocks = 0;  // at most, where not shared
-  uint32_t processors;
-  PackLaunch launch[2] = {};
-  uint32_t launches = 0;
+  TileShape tile;
+  uint32_t kernel = 0;
+  size_t bytes;
+  bool shared;
+  uint32_t blocks;  // at most, where not shared
 };
 // Once per device: allow kernels this much shared memory.
 cudaError_t prepare_packing(size_t shared_limit);
