@@ -24,7 +24,6 @@ Status CudaBackend::prepare() {
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
-  KVQ_CUDA(cudaMallocHost(&pinned_, sizeof(Findings)));
   const Findings nothing{kNothingBad, 0};
   nothing_.reserve(sizeof nothing);
   KVQ_CUDA(cudaMemcpy(nothing_.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice));
@@ -75,11 +74,20 @@ Status CudaBackend::plan_step(const StepSource &source, std::span<const LayerSha
   return KVQ_OK;
 }
 
+// A graph keeps the kernel that is launched now, which must be the one for the pages that there will be.
+static Status check_capture(uint32_t layer, const StepState &state) {
+  const auto first = state.launches.begin() + state.first_launch[layer], end = state.launches.begin() + state.first_launch[layer + 1];
+  if (std::any_of(first, end, [](const LayerLaunch &launch) { return !launch.settled; }))
+    return fail(KVQ_E_UNSUPPORTED, "step: none of its sequences has packed tokens in layer %u; a CUDA graph can be captured when one has", layer);
+  return KVQ_OK;
+}
+
 Status CudaBackend::append(uint32_t layer, const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, Workspace *workspace) {
   const Turn turn(order_, Order::Call::layer);
   StepState &state = state_of(workspace);
   const uint32_t tokens = state.queries;
   if (tokens == 0) return KVQ_OK;
+  if (turn.capturing()) KVQ_TRY(check_capture(layer, state));
   Buffer key_rows(arena_), value_rows(arena_);
   DeviceTensor keys, values;
   uint64_t saturated = 0;
@@ -95,7 +103,6 @@ Status CudaBackend::finish_step(Workspace *workspace, std::span<StepFinding> fin
   StepState &state = state_of(workspace);
   *saturated += state.saturated;
   if (!state.planned || state.sequences == 0) return KVQ_OK;
-  KVQ_CUDA(order_.wait());
   Vector<Findings> found(state.sequences, memory_);
   const Turn turn(order_);
   KVQ_CUDA(cudaMemcpyAsync(found.data(), state.findings, found.size() * sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
@@ -130,6 +137,7 @@ Status CudaBackend::attend(const AttendCall &call, Workspace *workspace) {
   const LayerShape &shape = *call.shape;
   const uint32_t tokens = state.queries;
   if (turn.capturing() && state.invariant) return fail(KVQ_E_UNSUPPORTED, "step: an INVARIANT one cannot be captured in a CUDA graph");
+  if (turn.capturing()) KVQ_TRY(check_capture(call.layer, state));
   if (turn.capturing()) captured_ = true;
   AttendArguments a{};
   a.scale = call.scale, a.softcap = call.softcap, a.window = call.window;

@@ -33,7 +33,6 @@ class CudaBackend final : public Backend {
       : memory_(memory), device_(int(device)), order_(device_), arena_(memory, device_), books_(arena_), nothing_(arena_), states_(memory), replays_(memory) {}
   ~CudaBackend() override {
     order_.wait();
-    if (pinned_) cudaFreeHost(pinned_);
     for (StepState *state : states_) std::pmr::polymorphic_allocator<StepState>(memory_).delete_object(state);
   }
   Status prepare();
@@ -126,7 +125,6 @@ class CudaBackend final : public Backend {
   Processors processors_;
   size_t shared_limit_ = 0;        // shared memory of a block of threads
   bool reads_host_memory_ = false;  // any address of the process
-  Findings *pinned_ = nullptr;     // host memory that copies come to
   Buffer nothing_;                 // Findings that have found nothing
   std::array<const void *, 64> known_{};  // addresses that have been seen to be device memory
   std::mutex states_mutex_;

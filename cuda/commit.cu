@@ -1,5 +1,6 @@
 // Prompts on a device: rows that enter, their statistics, and packing.
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/backend_class.h"
 #include "policy/policy.h"
@@ -63,9 +64,10 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
 }
 
 Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
-  KVQ_CUDA(cudaMemcpyAsync(pinned_, device, sizeof(Findings), cudaMemcpyDeviceToHost, turn.stream()));
+  Findings found;
+  KVQ_CUDA(cudaMemcpyAsync(&found, device, sizeof found, cudaMemcpyDeviceToHost, turn.stream()));
   KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
-  return report(*pinned_, names, first, saturated);
+  return report(found, names, first, saturated);
 }
 
 Status CudaBackend::report(const Findings &found, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
@@ -264,14 +266,18 @@ void CudaBackend::unpack(const PageFormat &page_format, const void *page, uint32
   const size_t codes = block->codes.size(), params = block->params.size(), boosted = block->boosted.size();
   block->tokens += count;
   block->params.resize(params + n_params), block->codes.resize(codes + n_codes), block->boosted.resize(boosted + n_boosted);
+  const size_t param_bytes = n_params * sizeof(uint16_t);
+  Vector<uint8_t> host(param_bytes + n_codes + n_boosted, memory_);
   const Turn turn(order_);
-  Buffer memory(arena_, n_params * sizeof(uint16_t) + n_codes + n_boosted);
-  const BlockRows rows{memory.as<uint8_t>() + n_params * sizeof(uint16_t), memory.as<uint16_t>(),
-                       memory.as<uint8_t>() + n_params * sizeof(uint16_t) + n_codes};
-  must(cuda::unpack(format.device, page, first, count, head, tensor, rows, turn.stream()), "unpack");
-  download(turn, rows.params, n_params * sizeof(uint16_t), block->params.data() + params);
-  download(turn, rows.codes, n_codes, block->codes.data() + codes);
-  download(turn, rows.boosted, n_boosted, block->boosted.data() + boosted);
+  Buffer rows(arena_, host.size());
+  uint8_t *const data = rows.as<uint8_t>();
+  must(cuda::unpack(format.device, page, first, count, head, tensor, {data + param_bytes, rows.as<uint16_t>(), data + param_bytes + n_codes}, turn.stream()),
+       "unpack");
+  download(turn, data, host.size(), host.data());  // all at once: it is a wait that costs
+  const uint8_t *const codes_at = host.data() + param_bytes;
+  if (n_params) std::memcpy(block->params.data() + params, host.data(), param_bytes);
+  if (n_codes) std::memcpy(block->codes.data() + codes, codes_at, n_codes);
+  if (n_boosted) std::memcpy(block->boosted.data() + boosted, codes_at + n_codes, n_boosted);
 }
 
 }  // namespace kvq::cuda

@@ -325,6 +325,8 @@ __device__ __forceinline__ uint32_t shared_address(const void *p) { return stati
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 __device__ __forceinline__ void open_barrier(uint32_t barrier) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier)); }
+// When nobody comes to it any more: its memory is memory again, which compute-sanitizer wants to know.
+__device__ __forceinline__ void close_barrier(uint32_t barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Plain stores to the ring come before copies to it.
 __device__ __forceinline__ void open_ring() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -346,6 +348,7 @@ __device__ __forceinline__ void await_page(uint32_t barrier, uint32_t phase) {
 #else
 // Before sm_90 the warp copies a page itself.
 __device__ __forceinline__ void open_barrier(uint32_t) {}
+__device__ __forceinline__ void close_barrier(uint32_t) {}
 __device__ __forceinline__ void publish_barriers() {}
 __device__ __forceinline__ void open_ring() {}
 __device__ __forceinline__ void fetch_page(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t, uint32_t lane) {

@@ -61,10 +61,15 @@ __device__ __forceinline__ QueryBytes split_query(const float (&f)[4]) {
   return {gather_bytes(a, b, c, d, 0x51u), gather_bytes(a, b, c, d, 0x40u) ^ 0x80808080u};
 }
 
-// Columns of B for a row of products: each of a pair's lanes makes half of them and they trade bytes.  products(slot, x) gives four.
-// Returns the value of one unit for the row that the lane owns.
-template <int U, class Products>
-__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[U]) {
+struct NoRest {
+  __device__ __forceinline__ void operator()(uint32_t, float) const {}
+};
+
+// Columns of B for a row of products: each of a pair's lanes makes half of them and they trade bytes.  products(slot, x) gives four;
+// rest(k, x) takes what rounding leaves of those of the lane's unit k, in sum.  Returns the value of one unit for the row that the
+// lane owns.
+template <int U, class Products, class Rest = NoRest>
+__device__ __forceinline__ float quantize_query(const Lane &me, Products &&products, uint32_t (&b)[U], Rest &&rest = {}) {
   constexpr int kHalf = U / 2;
   float x[4 * kHalf], top = 1e-30f;
 #pragma unroll
@@ -83,6 +88,8 @@ __device__ __forceinline__ float quantize_query(const Lane &me, Products &&produ
     float f[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) f[j] = fmaf(x[4 * k + j], inverse, kDigits);
+    const uint32_t digits = __float_as_uint(f[0]) + __float_as_uint(f[1]) + __float_as_uint(f[2]) + __float_as_uint(f[3]) - 4 * __float_as_uint(kDigits);
+    rest(k, fmaf(float(int(digits)), top * (-1.0f / 32600.0f), x[4 * k] + x[4 * k + 1] + x[4 * k + 2] + x[4 * k + 3]));
     const QueryBytes bytes = split_query(f);
     const uint32_t mine = me.low ? bytes.low : bytes.high, other = __shfl_xor_sync(~0u, me.low ? bytes.high : bytes.low, 4);
     b[k] = me.low ? other : mine;
@@ -207,8 +214,9 @@ struct RowKeys {
   }
 };
 
-// Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  Two bits of a
-// register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
+// Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  So does what rounding
+// has left of the query, times the middle of the levels: codes count from 0, and would carry it into the logits of all tokens of the
+// group alike.  Two bits of a register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
 struct Planes {
   static constexpr uint32_t kWarps = 16;
 };
@@ -219,6 +227,7 @@ struct ColumnKeys {
   float unit[N], zero[N];
   uint32_t b[N][U];
   uint32_t pairs[kPlanes];  // of TensorFormat
+  uint32_t twice[(U + 7) / 8];  // middles of the levels, twice, of the lane's units in quantize_query: bytes
   int planes;               // the highest
   bool halves;              // half of the units have one bit, half three (PN-Mix): known when this is compiled, so nothing is looked up
   static constexpr uint32_t half_units(int p) {
@@ -226,9 +235,14 @@ struct ColumnKeys {
     return p ? one & all & ~low : (one & low) | (2 * one & all & ~low);
   }
 
-  __device__ __forceinline__ void begin_item(const Lane &, const TensorFormat &f, const float *, const float *, uint32_t *) {
+  __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &f, const float *, const float *, uint32_t *) {
 #pragma unroll
     for (uint32_t p = 0; p < kPlanes; p++) pairs[p] = uniform(f.pairs[p]);
+#pragma unroll
+    for (uint32_t k = 0; k < U / 2; k++) {
+      const uint32_t unit = me.low * (U / 2) + k, width = plane_words(pairs[0], unit) + plane_words(pairs[1], unit) + plane_words(pairs[2], unit);
+      twice[k / 4] = (k % 4 ? twice[k / 4] : 0) | ((1u << width) - 1) << 8 * (k % 4);
+    }
     planes = pairs[2] ? 2 : pairs[1] ? 1 : 0;
     halves = pairs[0] == half_units(0) && pairs[1] == half_units(1) && planes == 1;
   }
@@ -243,7 +257,7 @@ struct ColumnKeys {
         read_four(q + (4 * n + me.row) * (16 * U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
-      }, b[n]);
+      }, b[n], [&](uint32_t k, float rest) { sum = fmaf(rest, 0.5f * float(twice[k / 4] >> 8 * (k % 4) & 0xff), sum); });
       zero[n] = query_sum(me, sum);
     }
   }

@@ -367,6 +367,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
       }
     });
   }
+  if (lane < kStages) close_barrier(shared_address(s.barrier + warp * kStages + lane));
 }
 
 template <int U, int N, class First, class Second>

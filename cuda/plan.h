@@ -123,6 +123,7 @@ struct LayerLaunch {
   uint32_t stage_bytes = 128;           // of the largest tile
   uint32_t item_rows = kRows, blocks = 0;
   BlockShape shape;
+  bool settled = false;  // what its sequences will ever have, it reads: a graph may keep it
   // May sequences share the launch without a change of their results?
   bool joins(const LayerLaunch &other) const {
     return prompts.groups == 0 && other.prompts.groups == 0 && kernel == other.kernel && stage_bytes == other.stage_bytes && item_rows == other.item_rows && shape == other.shape;

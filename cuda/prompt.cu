@@ -1,10 +1,10 @@
 // The second kernel of prompt.h: blocks of 128 rows against images, online softmax in base 2, fp32 sums.
 //
 // Two groups of four warps have 64 rows each; another warp brings images.  Per tile: logits Q * K^T (for packed keys of both parts),
-// weights P = probability * scale of the token's values, in fp16, outputs P * V.  A row's reference is its largest weight, not its largest
-// probability, so that a token that outshines all others has weight 1, which fp16 holds.  Where a mask cuts into a tile, weights keep their
-// second part too: a row that sees few tokens would not average their rounding away; nor would one of few channels.  Where numbers of
-// values are rounded, both parts of both are multiplied (but for the product of the small ones).
+// weights P = probability * scale of the token's values, outputs P * V.  A row's reference is its largest weight, not its largest
+// probability, so that a token that outshines all others has weight 1, which fp16 holds.  Weights are two fp16 numbers, and values
+// where they are no fp16 numbers: all products but that of the small parts.  (One fp16 number each would leave an error of 0.4 of the
+// tolerance on average, and of more than all of it in one of 20000 rows: tokens that count are few, so that roundings do not average.)
 // While a tile's weights are computed, products with the last tile's values are under way.
 #include <algorithm>
 
@@ -18,7 +18,6 @@ namespace {
 // Three groups of four warps; with wgmma the registers of the last one, of which one warp works, go to the others.
 constexpr uint32_t kThreads = 384;
 constexpr uint32_t kSlack = 1024;  // to align images
-constexpr uint32_t kFewChannels = 96;
 constexpr uint32_t kLeastSlots = 4;  // values of the last tile, keys and values of this one; with low values one more
 constexpr uint32_t slot_bytes(uint32_t panels) { return uint32_t(image_bytes(panels) + kLineBytes); }
 
@@ -87,8 +86,7 @@ struct Bringer {
         const bool masked = part.count < kTile || part.high >= sight.all_end || part.low < sight.all_begin;
         if (seen) {
           const TileNote note = *images.note(kv_head, sequence.first_tile + first + lane);
-          const uint32_t rounded = has_low_values(images.bytes) ? TileHead::kRounded | TileHead::kValuesLow : TileHead::kRounded;
-          const uint32_t flags = masked * TileHead::kMasked | note.low * TileHead::kKeysLow | note.rounded * rounded | note.zeros * TileHead::kZeros;
+          const uint32_t flags = masked * TileHead::kMasked | note.keys_low * TileHead::kKeysLow | note.values_low * TileHead::kValuesLow | note.zeros * TileHead::kZeros;
           mine = {part.count, part.position, part.positions, flags, note.key_scale};
         }
       }
@@ -106,6 +104,8 @@ struct Bringer {
 // ---- the warps that use them
 
 __device__ __forceinline__ void meet(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+// All of them and the one that brings images.
+__device__ __forceinline__ void meet_all() { asm volatile("bar.sync 3, %0;" ::"n"(32 * (kUsers + 1)) : "memory"); }
 
 // Eight channels of a query, entered one by one.
 __device__ __forceinline__ uint4 enter_eight(const AttendArguments &a, const Item &item, uint32_t row, uint32_t channel) {
@@ -232,17 +232,18 @@ __device__ __forceinline__ void soften(const AttendArguments &a, const TileHead 
   }
 }
 
-// Weights as A operands, or what those leave.
-__device__ __forceinline__ void pack_weights(const float (&s)[32], bool rest, uint32_t (&p)[4][4]) {
+// Weights as A operands: the nearest fp16 numbers, and what they leave.
+struct Weights {
+  uint32_t high[4][4], low[4][4];
+  __device__ __forceinline__ void pack(const float (&s)[32]) {
 #pragma unroll
-  for (int i = 0; i < 16; i++) p[i / 4][i % 4] = pack_halves(s[2 * i], s[2 * i + 1]);
-  if (!rest) return;
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
-    const float2 near = __half22float2(*reinterpret_cast<const __half2 *>(&p[i / 4][i % 4]));
-    p[i / 4][i % 4] = pack_halves(s[2 * i] - near.x, s[2 * i + 1] - near.y);
+    for (int i = 0; i < 16; i++) {
+      high[i / 4][i % 4] = pack_halves(s[2 * i], s[2 * i + 1]);
+      const float2 near = __half22float2(*reinterpret_cast<const __half2 *>(&high[i / 4][i % 4]));
+      low[i / 4][i % 4] = pack_halves(s[2 * i] - near.x, s[2 * i + 1] - near.y);
+    }
   }
-}
+};
 
 struct Ring {
   RingBarriers &barriers;
@@ -303,9 +304,7 @@ __device__ __forceinline__ void begin_logits(const QueryOperand<P> &q, const Rin
 }
 
 template <int P>
-__device__ __forceinline__ void begin_values(const Ring &ring, const Cursor &values, const uint32_t (&p)[4][4], RowSums<P> &sums) {
-  const uint32_t image = ring.await_image(values);
-  begin_products();
+__device__ __forceinline__ void multiply_tile(uint32_t image, const uint32_t (&p)[4][4], RowSums<P> &sums) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     if constexpr (P == 1)
@@ -314,20 +313,39 @@ __device__ __forceinline__ void begin_values(const Ring &ring, const Cursor &val
 #pragma unroll
       for (int panel = 0; panel < P; panel += 2) multiply_values(sums.o[panel], sums.o[panel + 1], p[k], image, panel, k);
   }
-  commit_products();
 }
 
-// The tiles of an item.  A tile's weights are ready when the loop comes to it.
+// Both parts of weights and of values, but for the product of the small ones.
+template <int P>
+__device__ __forceinline__ void begin_values(const Ring &ring, const Taken &tile, const Weights &weights, RowSums<P> &sums) {
+  const uint32_t image = ring.await_image(tile.values);
+  begin_products();
+  multiply_tile<P>(image, weights.high, sums);
+  multiply_tile<P>(image, weights.low, sums);
+  if (tile.head.has(TileHead::kValuesLow)) multiply_tile<P>(ring.await_image(tile.values_low), weights.high, sums);
+  commit_products();
+}
+template <int P>
+__device__ __forceinline__ void end_values(RowSums<P> &sums) {
+  await_products<0>();
+  settle_outputs(sums);
+}
+__device__ __forceinline__ void release_values(const Ring &ring, const Taken &tile) {
+  ring.release(tile.values);
+  if (tile.head.has(TileHead::kValuesLow)) ring.release(tile.values_low);
+}
+
+// The tiles of an item.  Products with a tile's values are under way while the next tile's weights are computed.
 template <int P>
 __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryOperand<P> &q, const uint32_t *positions, uint32_t t, const Visible (&sees)[2], Ring &ring,
                                           RowSums<P> &sums) {
   Taken tile, last;
   float s[32];
-  uint32_t p[4][4];
+  Weights weights;
   bool first = true;
   while (take_tile(ring, tile)) {
     begin_logits(q, ring, tile, s);
-    if (!first) begin_values(ring, last.values, p, sums);
+    if (!first) begin_values(ring, last, weights, sums);
     if (first)
       await_products<0>();
     else
@@ -339,27 +357,16 @@ __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryO
     const TokenLine &line = *reinterpret_cast<const TokenLine *>(ring.memory + tile.values.slot * ring.slot_bytes + image_bytes(P));
     float alpha[2];
     soften(a, tile.head, line, positions, t, sees, s, sums, alpha);
-    await_products<0>();
-    settle_outputs(sums);
-    if (!first) ring.release(last.values);
+    end_values(sums);
+    if (!first) release_values(ring, last);
     if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) sums.scale_outputs(alpha);
-    const bool low = tile.head.has(TileHead::kValuesLow), rest = tile.head.has(TileHead::kMasked | TileHead::kRounded) || a.dim_v < kFewChannels;
-#pragma unroll 1
-    for (uint32_t part = rest ? 0 : 2; part < (low ? 2 : 1); part++) {  // the weights' second part; the values'
-      pack_weights(s, part == 0, p);
-      begin_values(ring, part ? tile.values_low : tile.values, p, sums);
-      await_products<0>();
-      settle_outputs(sums);
-    }
-    if (low) ring.release(tile.values_low);
-    pack_weights(s, false, p);
+    weights.pack(s);
     last = tile, first = false;
   }
   if (first) return;
-  begin_values(ring, last.values, p, sums);
-  await_products<0>();
-  settle_outputs(sums);
-  ring.release(last.values);
+  begin_values(ring, last, weights, sums);
+  end_values(sums);
+  release_values(ring, last);
 }
 
 constexpr uint32_t kMergeThreads = 256;
@@ -443,6 +450,8 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
     Ring ring{barriers, heads, ring_memory, ring_base, slot_bytes(P), slots, {}};
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) attend_rows<P>(plan, a, item_of(i), memory, ring);
   }
+  meet_all();
+  if (threadIdx.x < slots) close_barrier(shared_address(barriers.full + threadIdx.x)), close_barrier(shared_address(barriers.empty + threadIdx.x));
 }
 
 template <int P>

@@ -30,9 +30,8 @@ static_assert(sizeof(TokenLine) <= kLineBytes);
 
 struct TileNote {
   float key_scale;
-  uint32_t low;      // keys have a second image
-  uint32_t rounded;  // numbers of values are not exact
-  uint32_t zeros;    // tokens have zeros
+  uint32_t keys_low, values_low;  // there is a second image
+  uint32_t zeros;                 // tokens have zeros
 };
 static_assert(sizeof(TileNote) == kNoteBytes);
 

@@ -308,12 +308,13 @@ __device__ void write_images(const Tile<P> &tile, bool low, float middle, Factor
 template <int P>
 __device__ void write_values(const Tile<P> &tile, float top, bool exact) {
   const float scale = choose_scale(block_max(top));
-  write_images(tile, !exact && (tile.tensor == 0 || has_low_values(image_bytes(P))), 0, [&](uint32_t) { return 1 / scale; });
+  const bool low = !exact && (tile.tensor == 0 || has_low_values(image_bytes(P)));
+  write_images(tile, low, 0, [&](uint32_t) { return 1 / scale; });
   if (tile.tensor == 0) {
-    if (threadIdx.x == 0) tile.note->key_scale = scale, tile.note->low = !exact;
+    if (threadIdx.x == 0) tile.note->key_scale = scale, tile.note->keys_low = low;
     return;
   }
-  if (threadIdx.x == 0) tile.note->rounded = !exact, tile.note->zeros = 0;
+  if (threadIdx.x == 0) tile.note->values_low = low, tile.note->zeros = 0;
   if (threadIdx.x < kTile) tile.line->log_scale[threadIdx.x] = log2f(scale), tile.line->inverse[threadIdx.x] = 1 / scale;
 }
 
@@ -327,7 +328,7 @@ __device__ void write_numbers(const Tile<P> &tile) {
   const auto param = [&](uint32_t token, uint32_t i) { return stored_value(f, tile.blob(), row_param(f, tile.part.row + token, i)); };
   // A token of scale 0: its codes mean nothing, its zero may.
   write_images(tile, false, middle, [&](uint32_t token) { return param(token, 0) > 0 ? 1.0f : 0.0f; });
-  if (threadIdx.x == 0) tile.note->rounded = 0, tile.note->zeros = affine;
+  if (threadIdx.x == 0) tile.note->values_low = 0, tile.note->zeros = affine;
   if (threadIdx.x >= kTile) return;
   const bool exists = threadIdx.x < tile.part.count;
   const float s = exists ? param(threadIdx.x, 0) * (affine ? 1.0f : f.book_scale) : 0, scale = s > 0 ? s : 1.0f;

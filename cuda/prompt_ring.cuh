@@ -12,8 +12,8 @@ struct TileHead {
   uint32_t tokens, position, positions;  // as those of TilePart
   uint32_t flags;
   float key_scale;
-  // Not every query sees every token; images that there are besides keys and values; tokens have zeros; numbers are rounded.
-  static constexpr uint32_t kMasked = 1, kKeysLow = 2, kValuesLow = 4, kZeros = 8, kRounded = 16;
+  // Not every query sees every token; images that there are besides keys and values; tokens have zeros.
+  static constexpr uint32_t kMasked = 1, kKeysLow = 2, kValuesLow = 4, kZeros = 8;
   __device__ __forceinline__ bool has(uint32_t flag) const { return flags & flag; }
 };
 

@@ -241,6 +241,7 @@ size_t tiles_of(const SequenceEntry &prompt) { return size_t(prompt.pages) + siz
 // How sequences [begin, end) of a layer are attended to in one launch; their splits.
 LayerLaunch Planner::choose(uint32_t layer, size_t begin, size_t end) {
   LayerLaunch launch;
+  for (size_t s = begin; s < end; s++) launch.settled |= sequences_[s].listed > 0;  // they are all packed alike
   for (size_t s = begin; s < end; s++)
     for (const CudaPageFormat *format : formats_[s].format)
       if (format) launch.stage_bytes = std::max(launch.stage_bytes, (format->stage_bytes + 127) / 128 * 128);
@@ -376,6 +377,7 @@ void Planner::add_prompts(uint32_t layer, size_t begin, size_t end) {
     Plan plan{};
     uint32_t split_items = 0;
     plan.item_rows = launch.item_rows = kPromptRows;
+    launch.settled = true;  // images are the same for all codecs
     plan.shares = reinterpret_cast<const ShareEntry *>(shares_.size());  // offsets until upload
     plan.sequences = reinterpret_cast<const SequenceEntry *>(prompts_.size());
     for (; begin < end && (plan.tiles + tiles_of(sequences_[begin])) * tile_bytes <= kImageBytes; begin++) {

@@ -402,7 +402,7 @@ KVQ_API int32_t kvq_step_begin(kvq_cache *cache, const kvq_seq *seqs, const uint
 /* Store K and V of the step's tokens in one layer, once per layer and step.  A layer that reads another's cache takes none.
  * In: k [N][kv_heads][dim_k] after RoPE, v [N][kv_heads][dim_v]; q [N][q_heads][dim_k] or NULL, only for the statistics of an
  * uncommitted prompt.  All enter by rule 1.4.  Stream: order of device work.
- * Statuses: INVALID, NONFINITE (host memory, or q with statistics), STALE, STATE (twice, or QUERY_ONLY), BUSY.  Since 0.1. */
+ * Statuses: INVALID, NONFINITE (host memory, or q with statistics), STALE, STATE (twice, or QUERY_ONLY), BUSY, UNSUPPORTED.  Since 0.1. */
 KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *k, const kvq_tensor *v,
                            const kvq_tensor *q, void *stream);
 
@@ -419,7 +419,7 @@ KVQ_API int32_t kvq_append(kvq_cache *cache, kvq_step step, uint32_t layer, cons
  * runs in the thread that makes it.
  * Statuses: INVALID (also more queries than a sequence that is not empty has tokens, or a window that reaches tokens which have
  * been given back), NONFINITE (q in host memory; QUERY_ONLY: a sequence is marked), STALE, STATE (the layer's append is missing), BUSY,
- * UNSUPPORTED (a head range on the CUDA backend).  Since 0.1. */
+ * UNSUPPORTED (on the CUDA backend: a head range; a capture while no sequence of the step has packed tokens).  Since 0.1. */
 KVQ_API int32_t kvq_attend(kvq_cache *cache, kvq_step step, uint32_t layer, const kvq_tensor *q, const kvq_tensor *out, float *lse,
                            const kvq_attend_options *options, void *stream);
 

@@ -61,6 +61,7 @@ Sight sight_of(const Block &block, uint32_t row) {
 void begin(Block *block, bool first) {
   Slice &slice = block->run.slice;
   slice.domains = slice.oldest = 0;
+  slice.doubt = {};
   for (uint32_t r = 0; r < block->run.rows; r++) {
     load_query(*block, r);
     const Sight sight = block->sight[r] = sight_of(*block, r);
@@ -69,7 +70,6 @@ void begin(Block *block, bool first) {
     const float sink = sinks && first ? sinks[block->q_head(r)] * kLog2e : kNothing;
     slice.reference[r] = sink;
     slice.denominator[r] = sink == kNothing ? 0.0f : 1.0f;
-    slice.doubt[r] = {};
   }
   std::fill_n(slice.out, size_t(block->run.rows) * block->run.dims.output(), 0.0f);
 }
@@ -86,57 +86,86 @@ void raise(const Run &run, uint32_t row, float reference) {
     for (uint32_t c = 0; c < stride; c++) slice.domain[d].out[row * stride + c] *= factor;
 }
 
-// Keep book of the logits of a row, whose sums are given.
-void note(const Run &run, const Tile &tile, uint32_t row, float sum, float squares) {
-  Doubt &doubt = run.slice.doubt[row];
-  doubt.count += tile.high(row) - tile.low(row);
-  doubt.first += sum * run.unit;
-  doubt.second += squares * run.unit * run.unit;
-  if (run.slice.has_doubt) doubt.worst = std::max(doubt.worst, run.slice.peak[row]);
+// Sums of a tile's logits by row.
+struct Survey {
+  float seen[kRows], sum[kRows + 3], squares[kRows + 3];
+};
+
+// Keep book of the logits.
+void note(const Run &run, const Survey &survey) {
+  Doubts &doubt = run.slice.doubt;
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    add_four(doubt.count + r, four_of(survey.seen + r));
+    add_four(doubt.first + r, four_of(survey.sum + r) * run.unit);
+    add_four(doubt.second + r, four_of(survey.squares + r) * (run.unit * run.unit));
+    if (run.slice.has_doubt) set_four(doubt.worst + r, greater_of(four_of(doubt.worst + r), four_of(run.slice.peak + r)));
+  }
 }
 
-// Logits of rows that see all of a tile, or of one that sees some of it and whose others are 0, become probabilities.
-void soften(const Block &block, const Tile &tile, uint32_t row, uint32_t rows) {
-  const Run &run = block.run;
+// Raise the references of rows whose largest logits pass them.
+void follow(const Run &run) {
   Slice &slice = run.slice;
-  float *x = slice.logit + size_t(row) * kLogitStride, *most = slice.most + row, sum[kRows], squares[kRows];
-  const uint32_t end = round16(tile.end), n = end - tile.from, low = tile.low(row), high = tile.high(row);
-  run.kernels.survey(x + tile.from, kLogitStride, rows, n, most, sum, squares);
-  for (uint32_t r = 0; r < rows; r++) note(run, tile, row + r, sum[r], squares[r]);
+  bool passed = false;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    const float most = slice.most[r];
+    if (most == kNothing) continue;
+    slice.doubt.largest[r] = std::max(slice.doubt.largest[r], std::fabs(most) * run.unit);
+    passed |= most > slice.reference[r] + kRaise;
+  }
+  for (uint32_t r = 0; passed && r < run.rows; r++)
+    if (slice.most[r] > slice.reference[r] + kRaise) raise(run, r, slice.most[r]);
+}
+
+// A row that does not see all of a tile: logits of other tokens are -inf, and all 0 if it sees none.
+void survey_row(const Block &block, const Tile &tile, uint32_t row, Survey *survey) {
+  const Run &run = block.run;
+  float *x = run.slice.logit + size_t(row) * kLogitStride, *most = run.slice.most + row;
+  const uint32_t end = round16(tile.end), n = end - tile.from, low = std::min(tile.low(row), end), high = std::max(low, tile.high(row));
+  std::fill(x + tile.from, x + low, 0.0f);
+  std::fill(x + high, x + end, 0.0f);
+  survey->seen[row] = float(high - low);
+  run.kernels.survey(x + tile.from, kLogitStride, 1, n, most, survey->sum + row, survey->squares + row);
+  *most = kNothing;
+  if (low == high) return std::fill(x + tile.from, x + end, 0.0f);
+  if (block.rows.call.softcap > 0) run.kernels.softcap(x + tile.from, n, block.rows.call.softcap);
+  std::fill(x + tile.from, x + low, kNothing);
+  std::fill(x + high, x + end, kNothing);
+  *most = run.kernels.maximum(x + tile.from, n);
+}
+
+void survey_rows(const Block &block, const Tile &tile, Survey *survey) {
+  const Run &run = block.run;
+  float *x = run.slice.logit + tile.from, *most = run.slice.most;
+  const uint32_t n = round16(tile.end) - tile.from;
   const float softcap = block.rows.call.softcap;
-  for (uint32_t r = 0; softcap > 0 && r < rows; r++) {
-    run.kernels.softcap(x + r * kLogitStride + tile.from, n, softcap);
-    most[r] = run.kernels.maximum(x + r * kLogitStride + tile.from, n);
+  std::fill_n(survey->seen, kRows, float(n));
+  run.kernels.survey(x, kLogitStride, run.rows, n, most, survey->sum, survey->squares);
+  for (uint32_t r = 0; softcap > 0 && r < run.rows; r++) {
+    run.kernels.softcap(x + size_t(r) * kLogitStride, n, softcap);
+    most[r] = run.kernels.maximum(x + size_t(r) * kLogitStride, n);
   }
-  if (low > tile.from || high < end) {
-    std::fill(x + tile.from, x + low, kNothing);
-    std::fill(x + high, x + end, kNothing);
-    most[0] = run.kernels.maximum(x + tile.from, n);
-  }
-  for (uint32_t r = 0; r < rows; r++) {
-    const float reference = slice.reference[row + r];
-    slice.doubt[row + r].largest = std::max(slice.doubt[row + r].largest, std::fabs(most[r]) * run.unit);
-    if (most[r] > reference + kRaise || reference == kNothing) raise(run, row + r, most[r]);
-  }
-  if (slice.deferred) return;
-  run.kernels.exponentials(x + tile.from, kLogitStride, rows, n, slice.reference + row, most, sum, slice.largest + row);
-  for (uint32_t r = 0; r < rows; r++) slice.denominator[row + r] += sum[r];
 }
 
 // Logits of a tile become probabilities, 0 for tokens that a row does not see.  If they may be deferred and rows see all, that is left to
 // whoever makes weights of them.
 void soften(const Block &block, const Tile &tile, bool can_defer) {
-  const uint32_t rows = block.run.rows, end = round16(tile.end);
+  const Run &run = block.run;
+  Slice &slice = run.slice;
+  const uint32_t end = round16(tile.end), n = end - tile.from;
   bool all = true;
-  for (uint32_t r = 0; r < (tile.low_rows ? rows : 1); r++) all = all && tile.low(r) == tile.from && tile.high(r) == end;
-  block.run.slice.deferred = all && can_defer;
-  if (all) return soften(block, tile, 0, rows);
-  for (uint32_t r = 0; r < rows; r++) {
-    float *x = block.run.slice.logit + size_t(r) * kLogitStride;
-    const uint32_t low = tile.low(r), high = tile.high(r);
-    std::fill(x + tile.from, x + std::min(low, end), 0.0f);
-    std::fill(x + std::max(low, high), x + end, 0.0f);
-    if (low < high) soften(block, tile, r, 1);
+  for (uint32_t r = 0; r < (tile.low_rows ? run.rows : 1); r++) all = all && tile.low(r) == tile.from && tile.high(r) == end;
+  Survey survey;
+  if (all) survey_rows(block, tile, &survey);
+  for (uint32_t r = 0; !all && r < run.rows; r++) survey_row(block, tile, r, &survey);
+  note(run, survey);
+  follow(run);
+  slice.deferred = all && can_defer;
+  if (slice.deferred) return;
+  for (uint32_t r = 0; r < run.rows; r++) {
+    float sum = 0;
+    if (survey.seen[r] > 0)
+      run.kernels.exponentials(slice.logit + size_t(r) * kLogitStride + tile.from, kLogitStride, 1, n, slice.reference + r, slice.most + r, &sum, slice.largest + r);
+    slice.denominator[r] += sum;
   }
 }
 
@@ -164,7 +193,10 @@ struct Seen {
 void see_page(const Block &block, const PageView &view, Seen *seen, Tile *page) {
   page->first = view.first;
   page->end = view.first + view.count;
-  if (!view.positions && view.position >= block.common.low && view.position + view.count <= block.common.high) return;
+  if (view.count == 0) return;
+  const uint64_t oldest = view.positions ? view.positions[0] : view.position;
+  const uint64_t newest = view.positions ? view.positions[view.count - 1] : view.position + view.count - 1;
+  if (oldest >= block.common.low && newest < block.common.high) return;
   page->first = UINT32_MAX;
   page->end = 0;
   page->low_rows = seen->low;
@@ -300,15 +332,17 @@ void finish_row(const Block &block, uint32_t row) {
 
 bool is_certain_row(const Run &run, uint32_t dim, uint32_t row) {
   const float *out = run.slice.out + size_t(row) * run.dims.output();
-  return run.precise || is_certain(run.slice.doubt[row], dim, run.kernels.dot_product(out, out, round16(dim)));
+  return run.precise || is_certain(run.slice.doubt, row, dim, run.kernels.dot_product(out, out, round16(dim)));
 }
 
 void collect(const Run &run, const RowBlock &rows, PartOf part) {
   const LayerShape &shape = *rows.call.shape;
   Block block{rows, run, {}, shape.q_heads / shape.kv_heads};
+  if (run.kernels.begin) run.kernels.begin(run.rows);
   begin(&block, part.number == 0);
   attend_pages(block, part);
   close_domains(run);
+  if (run.kernels.end) run.kernels.end();
 }
 
 // Finish the rows that are certain.

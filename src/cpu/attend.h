@@ -36,12 +36,30 @@ struct Dims {
   uint32_t most() const { return k > v ? k : v; }
 };
 
+// Four rows at once: arrays by row have room for them.
+typedef float Four __attribute__((vector_size(16)));
+typedef double FourDoubles __attribute__((vector_size(32)));
+inline Four four_of(const float *x) {
+  Four v;
+  __builtin_memcpy(&v, x, sizeof v);
+  return v;
+}
+inline void set_four(float *x, Four v) { __builtin_memcpy(x, &v, sizeof v); }
+inline void add_four(double *x, Four v) {
+  FourDoubles sum;
+  __builtin_memcpy(&sum, x, sizeof sum);
+  sum += __builtin_convertvector(v, FourDoubles);
+  __builtin_memcpy(x, &sum, sizeof sum);
+}
+inline Four greater_of(Four a, Four b) { return a > b ? a : b; }
+
 // Quantized weights of all rows for one segment.
 struct RowWeights {
   static constexpr uint32_t kSpans = 4;  // of at most 1024 slots
   float scale[kRows], error[kRows], power[kRows], total[kRows];  // as in Quantize
   float offset[kRows];  // what multiplies zeros
-  int32_t sum[kRows][kSpans], fine_sum[kSpans];
+  float doubt[kRows];   // of keys: d^2 of a token per square of its scale (doubt.h)
+  int32_t sum[kRows][kSpans], fine_sum[4][kSpans];
 };
 
 // What one packed format needs besides its pages: the query in its terms and the output in its terms.
@@ -79,11 +97,12 @@ struct Slice {
   float *values;         // the same as floats
   float reference[kRows], denominator[kRows];
   float largest[kRows], peak[kRows];  // of the tile: probability, d^2
-  float doubt_factor[kRows];
+  const float *doubt_factor;          // [kRows]
+  float group_doubt[kRows];
   uint32_t doubt_stride;
-  float most[kRows + 3];              // the same of the logits; four at a time
+  float most[kRows + 3];              // the largest logits of the tile; four at a time
   bool deferred;                      // the logits of the tile are still to become probabilities
-  Doubt doubt[kRows];
+  Doubts doubt;
   Domain domain[kDomains];
   bool has_doubt;            // in the current tile; otherwise `doubtful` is not set
   Prefetch prefetch;         // what comes after the current tile
@@ -117,6 +136,12 @@ struct Run {
   float unit;    // of the logits, in natural ones
   bool precise;  // one row, with weights of 31 bits
 };
+
+// d^2 of one token of a region per square of its scale, or of its group (doubt.h), for weights of `scale`.
+inline float doubt_of(const Run &run, float scale, const Region &region, uint32_t count) {
+  const float step = scale * run.unit;
+  return step * step * region.spread.even * float(count) / 12.0f;
+}
 
 // logit[row][token] of a tile.
 void key_logits(const Run &run, Domain &domain, const Tile &tile);

@@ -39,30 +39,21 @@ Dot place(const Run &run, const Product &product, const TensorLayout &layout, co
   return dot;
 }
 
-// d^2 of one token per square of its scale, or of its group (doubt.h).
-float doubt_of(const Run &run, const RowWeights &weights, uint32_t row, const Region &region, uint32_t count) {
-  const float step = weights.scale[row] * run.unit;
-  return step * step * region.spread.even * float(count) / 12.0f;
-}
+constexpr float kOnes[kRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // `most`: the largest scale, if all rows see all tokens.
-void doubt_rows(const Run &run, const RowWeights &weights, const Region &region, uint32_t count, uint32_t segment, uint32_t segments,
-                float most, const Tile &tile) {
+void doubt_rows(const Run &run, const RowWeights &weights, uint32_t segment, uint32_t segments, float most, const Tile &tile) {
   Slice &slice = run.slice;
-  float factor[kRows];
+  const bool whole = sees_vectors(tile), only = segments == 1;
   for (uint32_t r = 0; r < run.rows; r++) {
-    factor[r] = doubt_of(run, weights, r, region, count);
-    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
-    slice.peak[r] = (segment ? slice.peak[r] : 0.0f) + factor[r] * most * most;
-    slice.doubt_factor[r] = segments > 1 ? 1.0f : factor[r];
+    if (!whole) most = largest_scale(run, tile, r, most);
+    slice.peak[r] = (segment ? slice.peak[r] : 0.0f) + weights.doubt[r] * most * most;
   }
   slice.has_doubt = true;
-  slice.doubt_stride = segments > 1 ? kLogitStride : 0;
-  const float one = 1.0f;
-  const uint32_t tokens = tile.end - tile.from;
-  float *squares = slice.doubtful + tile.from;
-  if (segments == 1) return run.kernels.add_squares(slice.scale + tile.from, tokens, &one, 1, false, squares, 0);
-  run.kernels.add_squares(slice.scale + tile.from, tokens, factor, run.rows, segment > 0, squares, kLogitStride);
+  slice.doubt_factor = only ? weights.doubt : kOnes;
+  slice.doubt_stride = only ? 0 : kLogitStride;
+  run.kernels.add_squares(slice.scale + tile.from, tile.end - tile.from, only ? kOnes : weights.doubt, only ? 1 : run.rows, segment > 0,
+                          slice.doubtful + tile.from, kLogitStride);
 }
 
 void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &layout, const Tile &tile) {
@@ -81,7 +72,7 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
     const size_t array = size_t((region.count + 3) / 4) * dot.stride;
     dot_region(run, region, weights, {}, array, &dot);
     if (run.precise) dot_region(run, region, weights, {domain.fine + weight_place(0, 0, region.quad + (segment.first - region.first) / 4), 0}, array, &dot);
-    doubt_rows(run, weights, region, segment.count, i, segments, most, tile);
+    doubt_rows(run, weights, i, segments, most, tile);
   }
 }
 
@@ -126,12 +117,13 @@ void doubt_group(const Run &run, const TensorLayout &layout, uint32_t first, uin
   for (uint32_t r = 0; r < run.rows; r++) {
     float sum = 0;
     for (uint32_t i = 0; i < layout.regions.size(); i++)
-      sum += doubt_of(run, slice.weights[i], r, layout.regions[i], layout.regions[i].count);
-    slice.doubt_factor[r] = only ? sum : 1.0f;
+      sum += doubt_of(run, slice.weights[i].scale[r], layout.regions[i], layout.regions[i].count);
+    slice.group_doubt[r] = only ? sum : 1.0f;
     if (!only || r == 0) std::fill_n(slice.doubtful + size_t(r) * kLogitStride + first, end - first, only ? 1.0f : sum);
     if (!slice.has_doubt) slice.peak[r] = 0;
     if (std::max(tile.low(r), first) < std::min(tile.high(r), end)) slice.peak[r] = std::max(slice.peak[r], sum);
   }
+  slice.doubt_factor = slice.group_doubt;
   slice.doubt_stride = only ? 0 : kLogitStride;
   slice.has_doubt = true;
 }

@@ -15,32 +15,32 @@ const float *doubtful(const Run &run, uint32_t row) {
   return run.slice.has_doubt ? run.slice.doubtful + size_t(row) * run.slice.doubt_stride : nullptr;
 }
 
-// The probabilities of tokens [first, end) of rows as weights, none of which is above its bound (of deferred ones: of s).
-void weigh_probabilities(const Run &run, uint32_t row, uint32_t rows, const float *s, const float *bound, uint32_t first, uint32_t end,
-                         int16_t *fine, RowWeights *weights) {
+// The probabilities of tokens [first, end) of rows that are to become weights, none of which is above its bound.
+Quantize probabilities_of(const Run &run, uint32_t row, uint32_t rows, const float *bound, uint32_t first, uint32_t end) {
   Quantize quantize{};
   quantize.x = probabilities(run, row) + first;
   quantize.x_stride = kLogitStride;
   quantize.doubt_stride = run.slice.doubt_stride;
-  quantize.s = s;
   quantize.n = end - first;
   quantize.row = row;
   quantize.rows = rows;
   quantize.w = run.slice.w;
-  quantize.fine = fine;
   quantize.bound = run.precise ? nullptr : bound;
   if (run.slice.has_doubt) quantize.doubt = doubtful(run, row) + first;
+  return quantize;
+}
+
+// The same, and logits to probabilities; bounds are then those of s.
+void weigh_deferred(const Run &run, Quantize *quantize, RowWeights *weights) {
+  Slice &slice = run.slice;
   float sums[kRows];
-  if (run.slice.deferred) {
-    quantize.reference = run.slice.reference;
-    quantize.most = run.slice.most;
-    quantize.exponentials = sums;
-    quantize.largest = run.slice.largest;
-  }
-  weigh(run, &quantize, weights);
-  for (uint32_t r = row; run.slice.has_doubt && r < row + rows; r++) weights->power[r] *= run.slice.doubt_factor[r];
-  for (uint32_t r = 0; run.slice.deferred && r < rows; r++) run.slice.denominator[r] += sums[r];
-  run.slice.deferred = false;
+  quantize->reference = slice.reference;
+  quantize->most = slice.most;
+  quantize->exponentials = sums;
+  quantize->largest = slice.largest;
+  weigh(run, quantize, weights);
+  for (uint32_t r = 0; r < quantize->rows; r++) slice.denominator[r] += sums[r];
+  slice.deferred = false;
 }
 
 // How many tokens of [first, end) a row sees.
@@ -72,63 +72,107 @@ struct Share {
 // Whether the errors of a row's weights could show in what it has collected.
 inline bool shows(const Run &run, const Domain &domain, uint32_t row, const RowWeights &weights, float tokens, const Share &share) {
   if (run.precise) return true;
-  Doubt &doubt = run.slice.doubt[row];
-  const float step = weights.scale[row], each = step * step * tokens / 12.0f;
+  Doubts &doubt = run.slice.doubt;
+  const float step = weights.scale[row], each = step * step * (tokens / 12.0f);
   const float square = (each + weights.error[row] * weights.error[row]) * share.most;
-  if (square > kTileShare * doubt.power) {
+  if (square > kTileShare * doubt.power[row]) {
     const float *out = domain.out + size_t(row) * run.dims.output();
-    doubt.power = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
+    doubt.power[row] = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
   }
-  if (square > kTileShare * doubt.power) {
-    doubt.sum += double(each) * share.most / (kFineSteps * kFineSteps);
+  if (square > kTileShare * doubt.power[row]) {
+    doubt.sum[row] += double(each) * share.most / (kFineSteps * kFineSteps);
     return true;
   }
-  doubt.sum += double(each) * share.usual;
-  doubt.tile = std::max(doubt.tile, square);
+  doubt.sum[row] += double(each) * share.usual;
+  doubt.tile[row] = std::max(doubt.tile[row], square);
   return false;
 }
 
-// Token scalars go into the probabilities, zeros into one number per row.
-void weigh_zeros(const Run &run, const Region &region, float slots, const Tile &tile, RowWeights *weights) {
+// The same for all rows, which see all of the tile: whether they show in any of them; if not, that is in the books.
+bool any_shows(const Run &run, const RowWeights &weights, float tokens, const Share &share) {
+  Doubts &doubt = run.slice.doubt;
+  Four each[kRows / 4], square[kRows / 4];
+  bool any = run.precise;
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four step = four_of(weights.scale + r), error = four_of(weights.error + r);
+    each[r / 4] = step * step * (tokens / 12.0f);
+    square[r / 4] = (each[r / 4] + error * error) * share.most;
+    const auto shows = square[r / 4] > kTileShare * four_of(doubt.power + r);
+    for (uint32_t i = 0; i < 4; i++) any |= shows[i] && r + i < run.rows;
+  }
+  for (uint32_t r = 0; !any && r < run.rows; r += 4) {
+    add_four(doubt.sum + r, each[r / 4] * share.usual);
+    set_four(doubt.tile + r, greater_of(four_of(doubt.tile + r), square[r / 4]));
+  }
+  return any;
+}
+
+// The probabilities of a tile as weights: token scalars, the largest of which is given, go into them, zeros into one number per row.
+void weigh_segment(const Run &run, const Region &region, float slots, const Tile &tile, const float *most) {
   Slice &slice = run.slice;
-  const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
+  RowWeights &weights = *slice.weights;
   const uint32_t tokens = tile.end - tile.from;
-  for (uint32_t t = tile.from; t < round16(tile.end); t++) slice.middle[t] = slice.zero[t] + slice.scale[t] * middle;
-  for (uint32_t r = 0; r < run.rows; r++) {
-    const float *p = probabilities(run, r) + tile.from;
-    const float total = run.kernels.dot_product(p, slice.zero + tile.from, tokens);
-    weights->offset[r] = total;
-    slice.doubt[r].sum += kZeroShare * total * total * slots;
-    if (slice.has_doubt)
-      slice.doubt[r].sum += run.kernels.power(p, slice.middle + tile.from, doubtful(run, r) + tile.from, tokens) * slots * slice.doubt_factor[r];
+  const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
+  float bounds[kRows];
+  for (uint32_t r = 0; r < run.rows; r++) bounds[r] = slice.deferred ? most[r] : most[r] * slice.largest[r];
+  Quantize quantize = probabilities_of(run, 0, run.rows, bounds, tile.from, tile.end);
+  quantize.s = slice.scale + tile.from;
+  if (!region.table) quantize.zero = slice.zero + tile.from;
+  if (slice.has_doubt) {
+    const bool shared = slice.doubt_stride == 0;  // by all rows
+    run.kernels.shares(quantize.s, quantize.zero, region.spread.usual, middle, shared ? quantize.doubt : nullptr, tokens, slice.middle);
+    quantize.share = slice.middle;
+    if (shared) quantize.doubt = nullptr;
+  }
+  slice.deferred ? weigh_deferred(run, &quantize, &weights) : weigh(run, &quantize, &weights);
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four power = slice.has_doubt ? four_of(weights.power + r) * four_of(slice.doubt_factor + r) : Four{};
+    const Four offset = quantize.zero ? four_of(weights.offset + r) : Four{};
+    add_four(slice.doubt.sum + r, (power + kZeroShare * offset * offset) * slots);
+  }
+}
+
+// What rounding leaves of a row's weights, to its place in a group of four.
+void weigh_fine(const Run &run, Quantize *quantize) {
+  quantize->fine = run.slice.fine + weight_place(0, quantize->row % 4, 0);
+  weigh(run, quantize, run.slice.weights);
+}
+
+// Add what rounding left of the weights of rows where it shows, four rows at once.
+void add_left(const Run &run, Domain &domain, const Region &region, const Tile &tile, const float *most, const Share &share, Dot *dot) {
+  Slice &slice = run.slice;
+  for (uint32_t row = 0; row < run.rows; row += 4) {
+    Plane plane{slice.fine, row, std::min(run.rows - row, 4u)};
+    bool any = false;
+    for (uint32_t r = row; r < row + plane.rows; r++) {
+      const bool wanted = shows(run, domain, r, *slice.weights, visible(tile, r, tile.from, tile.end), share);
+      plane.share[r - row] = wanted ? 1.0f : 0.0f;
+      any |= wanted;
+      if (!wanted) continue;
+      const float bound = most[r] * slice.largest[r];
+      Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
+      quantize.s = slice.scale + tile.from;
+      quantize.doubt = nullptr;
+      weigh_fine(run, &quantize);
+    }
+    if (any) dot_region(run, region, *slice.weights, plane, region.line, dot);
   }
 }
 
 void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, uint32_t number, const Tile &tile) {
   Slice &slice = run.slice;
-  RowWeights &weights = *slice.weights;
   const Segment &segment = layout.segments[number];
   const Region &region = layout.regions[segment.region];
-  const float slots = float(segment.count), *scale = slice.scale + tile.from;
-  float bound[kRows], most = load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
-  const bool deferred = slice.deferred;
-  for (uint32_t r = 0; r < run.rows; r++) {
-    if (!sees_vectors(tile)) most = largest_scale(run, tile, r, most);
-    bound[r] = deferred ? most : most * slice.largest[r];
-  }
-  weigh_probabilities(run, 0, run.rows, scale, bound, tile.from, tile.end, nullptr, &weights);
-  for (uint32_t r = 0; deferred && r < run.rows; r++) bound[r] *= slice.largest[r];
-  if (!region.table) weigh_zeros(run, region, slots, tile, &weights);
+  const float slots = float(segment.count);
+  float most[kRows], last = load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+  const bool whole = sees_vectors(tile);
+  for (uint32_t r = 0; r < run.rows; r++) most[r] = last = whole ? last : largest_scale(run, tile, r, last);
+  weigh_segment(run, region, slots, tile, most);
   Dot dot = place(run, domain.values[number], layout, region, tile, tile.from, tile.end);
-  if (!region.table) dot.offset = weights.offset;
-  dot_region(run, region, weights, {}, region.line, &dot);
+  if (!region.table) dot.offset = slice.weights->offset;
+  dot_region(run, region, *slice.weights, {}, region.line, &dot);
   const Share share{region.spread.usual * slots, region.spread.most * slots};
-  for (uint32_t r = 0; r < run.rows; r++) {
-    slice.doubt[r].sum += weights.power[r] * region.spread.usual * slots;
-    if (!shows(run, domain, r, weights, visible(tile, r, tile.from, tile.end), share)) continue;
-    weigh_probabilities(run, r, 1, scale, bound + r, tile.from, tile.end, slice.fine, &weights);
-    dot_region(run, region, weights, {slice.fine, r}, region.line, &dot);
-  }
+  if (!whole || any_shows(run, *slice.weights, float(tile.end - tile.from), share)) add_left(run, domain, region, tile, most, share, &dot);
 }
 
 void add_rows(const Run &run, Domain &domain, const TensorLayout &layout, const Tile &tile) {
@@ -165,14 +209,17 @@ void add_upper(const Run &run, Domain &domain, const TensorLayout &layout, const
 }
 
 // The probabilities of tokens [first, end) alone, from the word of `first` on, as weights of rows.
-void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, int16_t *fine) {
+void weigh_tokens(const Run &run, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, bool fine) {
   const uint32_t from = first / 4 * 4, before = first - from;
   float *p = run.slice.logit + size_t(row) * kLogitStride + from, kept[kRows][4];
   for (uint32_t r = 0; r < rows; r++) {
     std::copy_n(p + r * kLogitStride, before, kept[r]);
     std::fill_n(p + r * kLogitStride, before, 0.0f);
   }
-  weigh_probabilities(run, row, rows, nullptr, run.slice.largest + row, from, end, fine, run.slice.weights);
+  Quantize quantize = probabilities_of(run, row, rows, run.slice.largest + row, from, end);
+  RowWeights &weights = *run.slice.weights;
+  fine ? weigh_fine(run, &quantize) : weigh(run, &quantize, &weights);
+  for (uint32_t r = row; r < row + rows; r++) weights.power[r] = quantize.doubt ? weights.power[r] * run.slice.doubt_factor[r] : 0.0f;
   for (uint32_t r = 0; r < rows; r++) std::copy_n(kept[r], before, p + r * kLogitStride);
 }
 
@@ -198,7 +245,7 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
   const float zeros = kZeroShare * squares(run, slice.zero, layout.dim);
   for (uint32_t r = 0; r < run.rows; r++) {
     const float total = slice.weights->total[r];
-    slice.doubt[r].sum += slice.weights->power[r] * values + zeros * total * total;
+    slice.doubt.sum[r] += slice.weights->power[r] * values + zeros * total * total;
   }
   return share;
 }
@@ -227,13 +274,13 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
   for_groups(layout, tile, [&](uint32_t group, uint32_t first, uint32_t end) {
     const uint8_t *params = tile.v_params + group * layout.group_stride;
     load_slot_params(run, layout, params);
-    weigh_tokens(run, 0, run.rows, first, end, nullptr);
+    weigh_tokens(run, 0, run.rows, first, end, false);
     const Share share = doubt_group(run, layout, params);
     add_zeros(run, domain, layout, *slice.weights);
     add_group(run, domain, layout, tile, params, first, end, {});
     for (uint32_t r = 0; r < run.rows; r++) {
       if (!shows(run, domain, r, *slice.weights, visible(tile, r, first, end), share)) continue;
-      weigh_tokens(run, r, 1, first, end, slice.fine);
+      weigh_tokens(run, r, 1, first, end, true);
       add_group(run, domain, layout, tile, params, first, end, {slice.fine, r});
     }
   });
@@ -243,7 +290,7 @@ void add_columns(const Run &run, Domain &domain, const TensorLayout &layout, con
 void doubt_values(const Run &run, uint32_t token, float power) {
   for (uint32_t r = 0; r < run.rows; r++) {
     const float p = probabilities(run, r)[token];
-    run.slice.doubt[r].sum += p * p * power * doubtful(run, r)[token] * run.slice.doubt_factor[r];
+    run.slice.doubt.sum[r] += p * p * power * doubtful(run, r)[token] * run.slice.doubt_factor[r];
   }
 }
 

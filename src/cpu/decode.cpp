@@ -119,11 +119,12 @@ void weigh(const Run &run, Quantize *quantize, RowWeights *weights) {
   quantize->w_stride = run.dims.weights();
   quantize->sum = weights->sum[row];
   quantize->sum_stride = RowWeights::kSpans;
-  quantize->fine_sum = weights->fine_sum;
+  quantize->fine_sum = weights->fine_sum[row % 4];
   quantize->scale = weights->scale + row;
   quantize->error = weights->error + row;
   quantize->power = weights->power + row;
   quantize->total = weights->total + row;
+  quantize->zeros = weights->offset + row;
   run.kernels.quantize(*quantize);
 }
 
@@ -157,12 +158,14 @@ void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *
 }
 
 void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &all) {
-  const float scale = weights.scale[plane.row] * factor / kFineSteps;
+  const uint32_t first = plane.row % 4;
+  float scale[4];
+  for (uint32_t r = 0; r < plane.rows; r++) scale[r] = plane.share[r] * weights.scale[plane.row + r] * factor / kFineSteps;
   Dot dot = all;
-  dot.rows = 1;
-  dot.w = plane.fine;
-  dot.scale = &scale;
-  dot.sum = weights.fine_sum;
+  dot.rows = plane.rows;
+  dot.w = plane.fine + weight_place(0, first, 0);
+  dot.scale = scale;
+  dot.sum = weights.fine_sum[first];
   dot.out += plane.row * dot.out_stride;
   dot.offset = nullptr;
   dot.add = true;

@@ -13,12 +13,13 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
 // Whether dot products read the planes of a region: not for so many rows that decoding it once costs less, and not from the middle of the
 // fields that values of several tokens share.
 inline bool reads_planes(const Run &run, const Region &region, const TensorLayout &layout, const Tile &tile) {
-  constexpr uint32_t kMostRows = 8;
-  if (!region.across || !run.kernels.dot_planes || run.rows > kMostRows) return false;
+  constexpr uint32_t kMostDigitRows = 4;  // taking digits apart costs as much as a product with two
+  if (!region.across || !run.kernels.dot_planes) return false;
   if (region.table && region.table->levels > run.kernels.mapped) return false;
   const uint32_t digits = kSchemeTable[region.packing.scheme].digits;
-  if (digits > run.kernels.digits) return false;
-  return digits == 1 || layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens);
+  if (digits == 1) return run.rows <= run.kernels.planes_rows;
+  if (run.rows > std::min(kMostDigitRows, run.kernels.planes_rows) || digits > run.kernels.digits) return false;
+  return layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens);
 }
 // Bytes of its planes before quad `quad`.
 inline size_t planes_before(const Region &region, uint32_t quad) {
@@ -72,10 +73,11 @@ float largest(const Run &run, const float *x, uint32_t n);
 inline bool sees_vectors(const Tile &tile) { return !tile.low_rows && tile.first % 16 == 0 && tile.end % 16 == 0; }
 // The largest of slice.scale among the tokens that a row sees; `last`: of the row before.
 float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last);
-// The weights of all rows, or, to be added, what rounding left of those of one row.
+// The weights of all rows, or, to be added, what rounding left of those of some from `row` on, times `share`.
 struct Plane {
-  const int16_t *fine = nullptr;
-  uint32_t row = 0;
+  const int16_t *fine = nullptr;  // of a group of four rows
+  uint32_t row = 0, rows = 1;
+  float share[4] = {1, 1, 1, 1};
 };
 // dot_codes of all rows, and of a row's fine plane, with the weights' scales times `factor`.
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot);

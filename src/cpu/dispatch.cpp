@@ -1,6 +1,8 @@
 // Which table of kernels runs here.
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -24,7 +26,16 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
          __builtin_cpu_supports("gfni");
 }
+// Tiles of AMX are state that a process has to ask Linux for, once; signal frames are larger then.
+bool has_amx() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned kTiles = 1u << 24 | 1u << 25;             // CPUID leaf 7: AMX-TILE, AMX-INT8
+  unsigned a, b, c, d = 0;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTiles) == kTiles &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 #else
+bool has_amx() { return false; }
 bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
@@ -41,7 +52,7 @@ bool has_neon() { return false; }
 }  // namespace
 
 UsableKernels usable_kernels() {
-  return {{has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr, has_avx2() ? kernels_avx2 : nullptr,
+  return {{has_amx() ? kernels_amx : nullptr, has_avx512() ? kernels_avx512 : nullptr, has_avxvnni() ? kernels_avxvnni : nullptr, has_avx2() ? kernels_avx2 : nullptr,
            has_neon() ? kernels_neon : nullptr, &kernels_portable}};
 }
 

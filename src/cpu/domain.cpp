@@ -79,6 +79,7 @@ void weigh_segments(const Run &run, const TensorLayout &layout, Domain *domain) 
     quantize.w = domain->w + weight_place(0, 0, quad);
     if (run.precise) quantize.fine = domain->fine + weight_place(0, 0, quad);
     weigh(run, &quantize, &weights);
+    for (uint32_t r = 0; r < run.rows; r++) weights.doubt[r] = doubt_of(run, weights.scale[r], region, segment.count);
   }
 }
 

@@ -5,16 +5,16 @@
 
 namespace kvq::cpu {
 
-bool is_certain(const Doubt &doubt, uint32_t dim, double power) {
+bool is_certain(const Doubts &doubt, uint32_t row, uint32_t dim, double power) {
   constexpr double kOutput = 1e-7, kLse = 1e-3;  // FORMATS section 9
   // The square of an error is a mean over channels, so the fewer there are the farther it may be from what is expected; codes at the
   // ends of their levels and equal weights, which are rounded alike, add to that.
   constexpr double kSigmas = 6.0, kCodes = 3.0;
   const double rare = kCodes * (1.0 + kSigmas * std::sqrt(2.0 / dim));
-  const double tokens = std::max(1.0, doubt.count), mean = doubt.first / tokens, variance = doubt.second / tokens - mean * mean;
-  const double lse = kLse * std::max(1.0, double(doubt.largest) / 16.0);
+  const double tokens = std::max(1.0, doubt.count[row]), mean = doubt.first[row] / tokens;
+  const double variance = doubt.second[row] / tokens - mean * mean, lse = kLse * std::max(1.0, double(doubt.largest[row]) / 16.0);
   const double output = kOutput * std::max(1.0, variance) * power;
-  return rare * doubt.sum <= output && 12.0 * doubt.tile <= output && 4.0 * doubt.worst <= lse * lse;
+  return rare * doubt.sum[row] <= output && 12.0 * doubt.tile[row] <= output && 4.0 * doubt.worst[row] <= lse * lse;
 }
 
 }  // namespace kvq::cpu

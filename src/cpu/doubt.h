@@ -15,21 +15,24 @@
 #pragma once
 #include <cstdint>
 
+#include "cpu/kernels.h"
+
 namespace kvq::cpu {
 
-struct Doubt {
-  double sum;                   // e^2 so far, in the units of the collected output
-  float power;                  // square of the output's norm when it was last needed
-  float tile;                   // largest square that errors of a tile may have if they are alike
-  float worst;                  // largest d^2; logits in natural units
-  float largest;                // of the tiles' largest logits, by magnitude
-  double count, first, second;  // visible tokens, sums of their logits (before the soft cap) and of the squares
+// Of all rows of a block.
+struct Doubts {
+  double sum[kRows];      // e^2 so far, in the units of the collected output
+  double count[kRows], first[kRows], second[kRows];  // visible tokens, sums of their logits (before the soft cap) and of the squares
+  float power[kRows];     // square of the output's norm when it was last needed
+  float tile[kRows];      // largest square that errors of a tile may have if they are alike
+  float worst[kRows];     // largest d^2; logits in natural units
+  float largest[kRows];   // of the tiles' largest logits, by magnitude
 };
 
 // Squares: of what may stay of a tile, as its share in the output, and of a few roundings of zeros to 24 bits.
 inline constexpr float kTileShare = 7e-9f, kZeroShare = 0x1p-44f;
 
 // Whether a row of `dim` channels whose output has the sum of squares `power` is within the tolerance.
-bool is_certain(const Doubt &doubt, uint32_t dim, double power);
+bool is_certain(const Doubts &doubt, uint32_t row, uint32_t dim, double power);
 
 }  // namespace kvq::cpu

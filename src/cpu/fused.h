@@ -15,6 +15,16 @@ struct BlockOf {
   static constexpr uint32_t kSteps = 64 / KVQ_VECTOR_BYTES / kParts;  // to do all of a vector
 };
 
+// fetch() without a branch where a loop is so long that places in it count more than instructions.
+template <uint32_t LINES>
+KVQ_INLINE void fetch_beside(Prefetch *lines) {
+  if (KVQ_VECTOR_BYTES < 64) return fetch<LINES>(lines);
+  for (uint32_t i = 0; i < LINES; i++) {
+    __builtin_prefetch(lines->at, 0, 3);
+    lines->at += lines->at < lines->end ? 64 : 0;
+  }
+}
+
 // Bits of a field of a unit, with garbage above those of a direct one.
 template <class S, uint32_t FIELD>
 KVQ_INLINE VByte field_of(const uint8_t *planes) {
@@ -93,18 +103,12 @@ KVQ_INLINE void load_codes(Words (&words)[N], const uint8_t *unit, const Table *
   }
 }
 
-// Results of a row, which are whole vectors.
 template <uint32_t N>
-KVQ_INLINE void finish_row(const Sums (&sums)[N], const Dot &dot, uint32_t row, uint32_t lane) {
-  const VFloat scale = all(dot.scale[row]), offset = dot.offset ? all(dot.offset[row]) : VFloat{};
-  float *out = dot.out + row * dot.out_stride + lane;
+KVQ_INLINE void finish_sums(const Sums (&sums)[N], const Dot &dot, uint32_t row, uint32_t lane) {
+  VInt totals[N];
 #pragma GCC unroll 4
-  for (uint32_t i = 0; i < N; i++) {
-    VFloat sum = scale * to_float(total(sums[i]));
-    if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane + i * kLanes);
-    sum += dot.lane_offset ? offset * load<VFloat>(dot.lane_offset + lane + i * kLanes) : offset;
-    store(out + i * kLanes, dot.add ? sum + load<VFloat>(out + i * kLanes) : sum);
-  }
+  for (uint32_t i = 0; i < N; i++) totals[i] = total(sums[i]);
+  finish_row<N>(totals, dot, row, lane);
 }
 
 // Vectors from `vector` of a quad on, the first of which is field FIELD of its unit.  QUADS: of a unit, if it has more than one.
@@ -126,7 +130,7 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
-    fetch<kN>(&lines);
+    fetch_beside<kN>(&lines);
     Words words[kWords];
     load_codes<S, FIELD, Block::kParts>(words, x, tables[0]);
     add_words<ROWS, kWords>(sums, words, w);
@@ -138,7 +142,7 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   if (dot.prefetch) *dot.prefetch = lines;
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
-    if (r < 3 || row + r < dot.rows) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+    if (r < 3 || row + r < dot.rows) finish_sums<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
 }
 
 // ---- fields of several digits, which are neighbouring quads: with 16 registers it is faster to decode them to memory once
@@ -152,9 +156,8 @@ KVQ_INLINE Fractions to_fractions(VByte field, uint32_t bits) {
   const VShort fraction = (VShort)field << int(8 - bits);
   return {fraction & (uint16_t)0xff, fraction >> 8};
 }
-template <class S>
-KVQ_INLINE VByte next_digit(Fractions *left) {
-  const VShort even = left->even * (uint16_t)S::kBase, odd = left->odd * (uint16_t)S::kBase;
+KVQ_INLINE VByte next_digit(Fractions *left, VShort base) {
+  const VShort even = left->even * base, odd = left->odd * base;
   *left = {even & (uint16_t)0xff, odd & (uint16_t)0xff};
   return (VByte)(even >> 8 | (odd & (uint16_t)0xff00));
 }
@@ -164,8 +167,9 @@ template <class S, uint32_t N>
 struct DigitSource {
   Fractions left[N];
   Table table;
+  VShort base = factor_of(S::kBase);
   KVQ_INLINE_MEMBER void start(uint32_t i, VByte field) { left[i] = to_fractions(S::kBits < 8 ? mask_low(field, S::kBits) : field, S::kBits); }
-  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t) { return look_up(table, next_digit<S>(&left[i])); }
+  KVQ_INLINE_MEMBER VByte next(uint32_t i, uint32_t) { return look_up(table, next_digit(&left[i], base)); }
   KVQ_INLINE_MEMBER void load(const uint8_t *map) { table = field_table<SchemeOf<kBits4>, 0>(map); }
 };
 #ifdef KVQ_DIGIT_TABLES
@@ -212,6 +216,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
   const uint32_t first = packing.tail_bit + (before < whole ? before * S::kBits : whole * S::kBits + (before - whole) * bits);
   const Table table = field_table<SchemeOf<kBits4>, 0>(dot.planes.table);
   Fractions fractions[N];
+  const VShort base = factor_of(S::kBase);
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < N; i++) {
     const VByte field = shared_field(dot.planes.shared + (part + i % PARTS) * KVQ_VECTOR_BYTES, first + i / PARTS * bits, bits);
@@ -220,7 +225,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
   for (uint32_t d = 0; d < digits; d++) {
     Words words[N];
 #pragma GCC unroll 4
-    for (uint32_t i = 0; i < N; i++) words[i] = to_words(look_up(table, next_digit<S>(&fractions[i])));
+    for (uint32_t i = 0; i < N; i++) words[i] = to_words(look_up(table, next_digit(&fractions[i], base)));
     add_words<ROWS, N>(sums, words, w + d * 16);
   }
 }
@@ -243,7 +248,7 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
   uint32_t group = 0;
 #pragma GCC unroll 1
   for (; group < groups; group += QUADS, x += step) {
-    fetch<3 * Block::kVectors / 2>(&lines);
+    fetch_beside<3 * Block::kVectors / 2>(&lines);
     add_digits<S, FIELD, kParts, ROWS, kWords>(sums, &source, x, w);
     w += kStep;
     if constexpr (QUADS == 2) {
@@ -255,7 +260,7 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
   if (dot.prefetch) *dot.prefetch = lines;
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
-    if (r < 3 || row + r < dot.rows) finish_row<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+    if (r < 3 || row + r < dot.rows) finish_sums<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
 }
 
 #endif

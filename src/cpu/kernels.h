@@ -110,17 +110,23 @@ struct Quantize {
   const uint32_t *ends;
   size_t span_stride;
   const float *bound;       // [rows] of |x * s|; null: not known
-  const float *doubt;       // null, or factors [rows][doubt_stride] of the squares whose sum is `power`
+  const float *share, *doubt;  // null, or factors of the squares whose sum is `power`: [n], [rows][doubt_stride]
   size_t doubt_stride;
-  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s; `total` is not set.  n is a multiple of 16, s not null.
+  const float *zero;        // null, or (no `fine`) [n]
+  // Null, or logits x become 2^(x - reference) first, and `bound` is that of s.  n is a multiple of 16, s not null.
   const float *reference, *most;  // [rows]; the largest x
   float *exponentials, *largest;  // [rows], the first up to the next multiple of four: the sum of 2^(x - reference), the largest
-  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, the sum of (x * s)^2 * doubt, the sum of x * s.
-  float *scale, *error, *power, *total;
+  // Out, [rows] up to the next multiple of four: the sum of x * s - w * scale, of x^2 * share * doubt, of x * s, of x * zero.
+  float *scale, *error, *power, *total, *zeros;
 };
 
 struct Kernels {
   const char *name;
+  // Null, or what a thread calls before and after it runs other kernels for blocks of this many rows.
+  void (*begin)(uint32_t rows);
+  void (*end)();
+  // Most rows for which dot_planes is faster than unpack and dot_codes.
+  uint32_t planes_rows;
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
@@ -138,7 +144,8 @@ struct Kernels {
   // Of n floats of every row: maximum, sum, sum of squares, [rows] up to the next multiple of four.
   void (*survey)(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares);
   float (*dot_product)(const float *x, const float *y, uint32_t n);
-  float (*power)(const float *x, const float *y, const float *factor, uint32_t n);  // the sum of (x * y)^2 * factor; y may be null
+  // out = (scale^2 * usual + (zero + scale * middle)^2) * factor; null pointers: without what they are in
+  void (*shares)(const float *scale, const float *zero, float usual, float middle, const float *factor, uint32_t n, float *out);
   void (*add_scaled)(const float *x, uint32_t n, float factor, float *out);  // out += factor * x, exactly n of them
   // out[row] (+)= factor[row] * x^2
   void (*add_squares)(const float *x, uint32_t n, const float *factor, uint32_t rows, bool add, float *out, size_t stride);
@@ -159,14 +166,14 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 // Null where the build or its processor family lacks them.
-extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_neon;
+extern const Kernels *const kernels_avx2, *const kernels_avxvnni, *const kernels_avx512, *const kernels_amx, *const kernels_neon;
 
 // The tables that run here; null: one that does not.
 struct UsableKernels {
-  const Kernels *best_first[5];
+  const Kernels *best_first[6];
 };
 UsableKernels usable_kernels();
-// The table of this name (portable, avx2, avxvnni, avx512, neon); null if it does not run here.  No name: that of the environment variable
+// The table of this name (portable, avx2, avxvnni, avx512, amx, neon); null if it does not run here.  No name: that of the environment variable
 // KVQ_CPU if it runs here, or else the best.
 const Kernels *select_kernels(const char *name);
 

@@ -25,13 +25,13 @@ KVQ_INLINE Prefetch lines_of(const Dot &dot) {
   return {(const uint8_t *)dot.w, (const uint8_t *)dot.w};
 }
 
-// The next lines; the last of them again and again.
-template <uint32_t LINES>
+// The next lines, to the nearest cache or (floats, which are too many for it) the one behind it.  Going past their end harms nobody.
+template <uint32_t LINES, int LEVEL = 3>
 KVQ_INLINE void fetch(Prefetch *lines) {
-  for (uint32_t i = 0; i < LINES; i++) {
-    __builtin_prefetch(lines->at, 0, 3);
-    lines->at += lines->at < lines->end ? 64 : 0;
-  }
+  if (lines->at >= lines->end) return;
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, LEVEL);
+  lines->at += LINES * 64;
 }
 
 // The first n of kLanes floats, and zeros.
@@ -104,7 +104,7 @@ KVQ_INLINE void dot_codes_block(const Dot &dot, uint32_t row, uint32_t lane, uin
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (const int16_t *last = w + (end - first) / kQuads * kQuads * 16; w < last; x += kQuads * stride, w += kQuads * 16) {
-    if (lines.at < lines.end) fetch<kQuads>(&lines);
+    fetch<kQuads>(&lines);
 #pragma GCC unroll 2
     for (uint32_t i = 0; i < kQuads; i++) add_quad<ROWS, VECTORS>(sums, x + i * stride, w + i * 16);
   }
@@ -122,8 +122,24 @@ KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uin
   for (; lane < dot.lanes; lane += kLanes) dot_codes_block<ROWS, 1>(dot, row, lane, first, end);
 }
 
+// Results of a row, which are whole vectors.
+template <uint32_t N>
+KVQ_INLINE void finish_row(const VInt (&totals)[N], const Dot &dot, uint32_t row, uint32_t lane) {
+  const VFloat scale = all(dot.scale[row]), offset = dot.offset ? all(dot.offset[row]) : VFloat{};
+  float *out = dot.out + row * dot.out_stride + lane;
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < N; i++) {
+    VFloat sum = scale * to_float(totals[i]);
+    if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane + i * kLanes);
+    sum += dot.lane_offset ? offset * load<VFloat>(dot.lane_offset + lane + i * kLanes) : offset;
+    store(out + i * kLanes, dot.add ? sum + load<VFloat>(out + i * kLanes) : sum);
+  }
+}
+
+#include "cpu/tiles.h"
+
 // One span of at most kSumSpan weights, for all rows.
-void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
+void dot_vectors(const Dot &dot, uint32_t first, uint32_t end) {
   uint32_t row = 0;
   for (; row + 4 <= dot.rows; row += 4) dot_codes_rows<4>(dot, row, first, end);
   switch (dot.rows - row) {
@@ -134,6 +150,27 @@ void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
     case 1:
       return dot_codes_rows<1>(dot, row, first, end);
   }
+}
+
+void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
+#ifdef KVQ_TILES
+  const uint32_t quads = (end - first) / kTileQuads * kTileQuads, lanes = dot.lanes / kTileLanes * kTileLanes;
+  if (dot.rows < kTileRows || quads == 0 || lanes == 0) return dot_vectors(dot, first, end);
+  dot_tiles(dot, first, first + quads, lanes);
+  Dot rest = dot;
+  if (first + quads < end) {
+    rest.lanes = lanes, rest.add = true, rest.offset = nullptr, rest.bias = 0;
+    dot_vectors(rest, first + quads, end);
+  }
+  if (lanes == dot.lanes) return;
+  rest = dot;
+  rest.x = (const uint8_t *)dot.x + lanes * 4, rest.out += lanes, rest.lanes -= lanes;
+  if (dot.lane_scale) rest.lane_scale += lanes;
+  if (dot.lane_offset) rest.lane_offset += lanes;
+  dot_vectors(rest, first, end);
+#else
+  dot_vectors(dot, first, end);
+#endif
 }
 
 void dot_codes(const Dot &dot) {
@@ -166,7 +203,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   Prefetch lines = lines_of(dot);
 #pragma GCC unroll 1
   for (uint32_t i = 0; i < dot.depth; i++, x += dot.stride) {
-    if (KVQ_VECTOR_BYTES > 16 || lines.at < lines.end) fetch<2>(&lines);
+    fetch<2, 2>(&lines);
     VFloat value[VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) value[v] = X::get(x + v * kLanes * X::kBytes);
@@ -214,17 +251,12 @@ void dot_values(const Dot &dot) {
 #include "cpu/weigh.h"
 
 void enter_floats(const float *x, uint32_t n, float scale, float *out) {
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i += kLanes) {
     // Nearest even at 10 bits of fraction, or at steps of 2^-24 below 2^-14, whose sum with 1/2 has them as its last bit.
-    float a = __builtin_fabsf(x[i]);
-    a = a < 65504.0f ? a : 65504.0f;
-    int32_t bits;
-    __builtin_memcpy(&bits, &a, 4);
-    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fff;
-    float normal;
-    __builtin_memcpy(&normal, &bits, 4);
-    const float rounded = a < 0x1p-14f ? (a + 0.5f) - 0.5f : normal;
-    out[i] = (x[i] < 0 ? -rounded : rounded) * scale;
+    const VFloat v = load_some(x + i, n - i), m = magnitude(v), a = m < 65504.0f ? m : all(65504.0f);
+    const VInt bits = (VInt)a, normal = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fff;
+    const VFloat rounded = a < 0x1p-14f ? (a + 0.5f) - 0.5f : (VFloat)normal;
+    store_some(out + i, n - i, (v < 0.0f ? -rounded : rounded) * scale);
   }
 }
 
@@ -250,21 +282,30 @@ KVQ_INLINE VFloat butterfly(VFloat v) {
   return v;
 }
 
+// Butterflies between vectors `distance` apart.
+KVQ_INLINE void butterflies(float *x, uint32_t n, uint32_t distance) {
+  for (uint32_t base = 0; base < n; base += 2 * distance)
+    for (uint32_t i = base; i < base + distance; i += kLanes) {
+      const VFloat a = load<VFloat>(x + i), b = load<VFloat>(x + i + distance);
+      store(x + i, a + b);
+      store(x + i + distance, a - b);
+    }
+}
+
 void hadamard(float *x, uint32_t n, float scale) {
-  uint32_t distance = 1;
   if (n >= kLanes) {
     for (uint32_t i = 0; i < n; i += kLanes) store(x + i, butterfly<1>(load<VFloat>(x + i)) * scale);
-    distance = kLanes;
-  } else {
-    for (uint32_t i = 0; i < n; i++) x[i] *= scale;
+    for (uint32_t distance = kLanes; distance < n; distance *= 2) butterflies(x, n, distance);
+    return;
   }
-  for (; distance < n; distance *= 2)
-    for (uint32_t base = 0; base < n; base += 2 * distance)
-      for (uint32_t i = base; i < base + distance; i++) {
-        const float a = x[i], b = x[i + distance];
-        x[i] = a + b;
-        x[i + distance] = a - b;
-      }
+  for (uint32_t i = 0; i < n; i++) x[i] *= scale;
+  for (uint32_t distance = 1; distance < n; distance *= 2)
+    for (uint32_t i = 0; i < n; i++) {
+      const float a = x[i], b = x[i ^ distance];
+      if (i & distance) continue;
+      x[i] = a + b;
+      x[i ^ distance] = a - b;
+    }
 }
 
 float halves_to_floats(const uint16_t *x, uint32_t n, float scale, float *out) {
@@ -315,13 +356,12 @@ void add_squares(const float *x, uint32_t n, const float *factor, uint32_t rows,
   }
 }
 
-float power(const float *x, const float *y, const float *factor, uint32_t n) {
-  VFloat total = {};
+void shares(const float *scale, const float *zero, float usual, float middle, const float *factor, uint32_t n, float *out) {
   for (uint32_t i = 0; i < n; i += kLanes) {
-    const VFloat v = y ? load<VFloat>(x + i) * load<VFloat>(y + i) : load<VFloat>(x + i);
-    total += v * v * load<VFloat>(factor + i);
+    const VFloat s = load<VFloat>(scale + i), v = zero ? load<VFloat>(zero + i) + s * middle : VFloat{};
+    const VFloat square = s * s * usual + v * v;
+    store(out + i, factor ? square * load<VFloat>(factor + i) : square);
   }
-  return sum_lanes(total);
 }
 
 float dot_product(const float *x, const float *y, uint32_t n) {
@@ -380,6 +420,15 @@ void polar(float *radius, float *angle, uint32_t n) {
 
 constexpr Kernels kTable = {
     .name = KVQ_KERNELS_NAME,
+#ifdef KVQ_TILES
+    .begin = begin_tiles,
+    .end = end_tiles,
+    .planes_rows = kTileRows - 1,
+#else
+    .begin = nullptr,
+    .end = nullptr,
+    .planes_rows = 8,
+#endif
     .unpack = unpack,
     .dot_codes = dot_codes,
 #ifdef KVQ_FUSED
@@ -396,7 +445,7 @@ constexpr Kernels kTable = {
     .maximum = maximum,
     .survey = survey,
     .dot_product = dot_product,
-    .power = power,
+    .shares = shares,
     .add_scaled = add_scaled,
     .add_squares = add_squares,
     .exponentials = exponentials,

@@ -17,26 +17,26 @@ size_t arrange_part(const Dims &dims, char *base, Collected *part) {
   part->out = reinterpret_cast<float *>(place(out));
   part->reference = reinterpret_cast<float *>(place(reference));
   part->denominator = reinterpret_cast<float *>(place(denominator));
-  part->doubt = reinterpret_cast<Doubt *>(place(doubt));
-  return doubt + sizeof(Doubt) * kRows;
+  part->doubt = reinterpret_cast<Doubts *>(place(doubt));
+  return doubt + sizeof(Doubts);
 }
 
-Collected collected(Slice &slice) { return {slice.out, slice.reference, slice.denominator, slice.doubt}; }
+Collected collected(Slice &slice) { return {slice.out, slice.reference, slice.denominator, &slice.doubt}; }
 
 void copy_rows(const Dims &dims, uint32_t rows, const Collected &from, const Collected &to) {
   std::copy_n(from.out, size_t(rows) * dims.output(), to.out);
   std::copy_n(from.reference, rows, to.reference);
   std::copy_n(from.denominator, rows, to.denominator);
-  std::copy_n(from.doubt, rows, to.doubt);
+  *to.doubt = *from.doubt;
 }
 
 void raise_row(const Dims &dims, const Collected &part, uint32_t row, float reference) {
   const float factor = std::exp2(part.reference[row] - reference);
   part.reference[row] = reference;
   part.denominator[row] *= factor;
-  part.doubt[row].sum *= double(factor) * factor;
-  part.doubt[row].power *= factor * factor;
-  part.doubt[row].tile *= factor * factor;
+  part.doubt->sum[row] *= double(factor) * factor;
+  part.doubt->power[row] *= factor * factor;
+  part.doubt->tile[row] *= factor * factor;
   float *out = part.out + size_t(row) * dims.output();
   for (uint32_t c = 0; c < dims.output(); c++) out[c] *= factor;
 }
@@ -51,13 +51,13 @@ void add_rows(const Dims &dims, uint32_t rows, const Collected &behind, const Co
     const float *more = behind.out + size_t(r) * dims.output();
     for (uint32_t c = 0; c < dims.output(); c++) out[c] += more[c];
     part.denominator[r] += behind.denominator[r];
-    Doubt &sum = part.doubt[r];
-    const Doubt &other = behind.doubt[r];
-    sum.sum += other.sum;
-    sum.tile = std::max(sum.tile, other.tile);
-    sum.worst = std::max(sum.worst, other.worst);
-    sum.largest = std::max(sum.largest, other.largest);
-    sum.count += other.count, sum.first += other.first, sum.second += other.second;
+    Doubts &sum = *part.doubt;
+    const Doubts &other = *behind.doubt;
+    sum.sum[r] += other.sum[r];
+    sum.tile[r] = std::max(sum.tile[r], other.tile[r]);
+    sum.worst[r] = std::max(sum.worst[r], other.worst[r]);
+    sum.largest[r] = std::max(sum.largest[r], other.largest[r]);
+    sum.count[r] += other.count[r], sum.first[r] += other.first[r], sum.second[r] += other.second[r];
   }
 }
 

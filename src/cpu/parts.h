@@ -19,7 +19,7 @@ uint32_t part_count(uint64_t tokens, size_t pages, uint32_t items);
 struct Collected {
   float *out;  // [kRows][dims.output()]
   float *reference, *denominator;  // [kRows]
-  Doubt *doubt;                    // [kRows]
+  Doubts *doubt;
 };
 
 // Lay a part out at `base` (which may be null, to learn its size).

@@ -37,6 +37,20 @@ KVQ_INLINE VInt all_pairs(const int16_t *p) {
   return all_int(x);
 }
 KVQ_INLINE VFloat to_float(VInt x) { return __builtin_convertvector(x, VFloat); }
+// To the nearest integer.
+KVQ_INLINE VInt to_int(VFloat x) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VInt)_mm512_cvtps_epi32((__m512)x);
+#elif KVQ_VECTOR_BYTES == 32
+  return (VInt)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+  return (VInt)_mm_cvtps_epi32((__m128)x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (VInt)vcvtnq_s32_f32((float32x4_t)x);
+#else
+  return (VInt)(x + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: the low bits then hold it
+#endif
+}
 KVQ_INLINE VFloat greater(VFloat a, VFloat b) { return a > b ? a : b; }
 KVQ_INLINE VFloat magnitude(VFloat a) { return (VFloat)((VInt)a & 0x7fffffff); }
 
@@ -95,8 +109,17 @@ KVQ_INLINE VFloat sum_four(const VInt (&x)[4]) {
 KVQ_INLINE VFloat max_four(const VFloat (&x)[4]) {
   return reduce_four(x, [](VFloat a, VFloat b) __attribute__((always_inline)) { return greater(a, b); });
 }
-// Lanes 0 to 3.
+// Lanes 0 to 3; zeros to the others.
 KVQ_INLINE void store_four(void *p, VFloat v) { __builtin_memcpy(p, &v, 16); }
+KVQ_INLINE VFloat load_four(const float *p) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VFloat)_mm512_zextps128_ps512(_mm_loadu_ps(p));
+#elif KVQ_VECTOR_BYTES == 32
+  return (VFloat)_mm256_zextps128_ps256(_mm_loadu_ps(p));
+#else
+  return load<VFloat>(p);
+#endif
+}
 
 KVQ_INLINE float max_lanes(VFloat v) {
   if constexpr (kLanes > 8) v = greater(v, swap_lanes<8>(v));

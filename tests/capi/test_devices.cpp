@@ -73,7 +73,12 @@ TEST_CASE("a cache may ask for one of the CPU's code paths") {
   kvq_config config = config_of(setup);
   config.path = "abacus";
   kvq_cache *cache = nullptr;
-  REQUIRE(kvq_create(&config, &cache) == KVQ_E_UNSUPPORTED);
+  config.backend = KVQ_BACKEND_CPU;
+  refused(kvq_create(&config, &cache), KVQ_E_UNSUPPORTED);
+  REQUIRE(detail().find("abacus") != std::string::npos);
+  if (!on_device()) return;
+  config.backend = KVQ_BACKEND_CUDA;  // which has no paths
+  refused(kvq_create(&config, &cache), KVQ_E_INVALID);
   REQUIRE(detail().find("abacus") != std::string::npos);
 }
 

@@ -122,6 +122,25 @@ TEST_CASE("append and attend wait for nothing") {  // X15
   ok(kvq_seq_truncate(w.cache, w.seq, 100));  // the stream is gone, and nobody asks for it
 }
 
+TEST_CASE("a range of heads is refused, and leaves the step as it was; a range of all heads is none") {
+  World w("tq-3");
+  const kvq_step step = w.begin();
+  ok(w.append(step, w.k_new.tensor()));
+  ok(w.attend(step));
+  const Floats whole = w.result();
+  w.out.set(Floats(w.out.n, 7.0f));
+  const kvq_tensor q = w.q_new.tensor(), out = w.out.tensor();
+  auto options = sized<kvq_attend_options>();
+  options.head_count = 1;
+  refused(kvq_attend(w.cache, step, 0, &q, &out, nullptr, &options, nullptr), KVQ_E_UNSUPPORTED);
+  REQUIRE(detail().find("head_count=1") != std::string::npos);
+  REQUIRE(same_bits(w.result(), Floats(w.out.n, 7.0f)));
+  options.head_count = kHeads;
+  ok(kvq_attend(w.cache, step, 0, &q, &out, nullptr, &options, nullptr));
+  REQUIRE(same_bits(w.result(), whole));
+  ok(kvq_step_end(w.cache, step, nullptr, nullptr));
+}
+
 TEST_CASE("calibration from device memory chooses the widths that the CPU chooses") {
   constexpr uint32_t kLong = 20000, kFirst = 17;
   Random random(6);

@@ -84,3 +84,57 @@ TEST_CASE("a graph captured at 100 tokens is right at 1500") {
     for (kvq_cache *cache : caches) kvq_destroy(cache);
   }
 }
+
+TEST_CASE("a graph is captured when something is packed, not before") {
+  constexpr uint32_t kHeads = 2, kRatio = 2, kDim = 128, kFirst = 10;
+  const kvq_layer layer = layer_of(kHeads, kRatio, kDim);
+  for (const char *recipe : {"tq-3", "fp16"}) {
+    INFO(recipe);
+    auto config = sized<kvq_config>();
+    config.backend = KVQ_BACKEND_CUDA, config.n_layers = config.n_layer_structs = 1, config.layers = &layer, config.recipe = recipe;
+    kvq_cache *cache = nullptr;
+    kvq_seq seq = 0;
+    ok(kvq_create(&config, &cache));
+    ok(kvq_seq_create(cache, &seq));
+    Random random(3);
+    const Tensor k(random.rows(kFirst, kHeads, kDim), kHeads, kDim), v(random.rows(kFirst, kHeads, kDim), kHeads, kDim);
+    auto prompt = sized<kvq_prefill>();
+    prompt.n_tokens = kFirst, prompt.flags = KVQ_PREFILL_FINAL, prompt.k = k.view(), prompt.v = v.view();
+    ok(kvq_prefill_commit(cache, seq, &prompt, nullptr));
+    DeviceFloats key(kHeads * kDim), value(key.n), query(key.n * kRatio), out(query.n);
+    const kvq_tensor tk = key.tensor(), tv = value.tensor(), tq = query.tensor(), to = out.tensor();
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    const uint32_t one = 1;
+    uint32_t refusals = 0;
+    for (uint32_t i = 0; i < 400; i++) {
+      key.set(random.rows(1, kHeads, kDim)), value.set(random.rows(1, kHeads, kDim)), query.set(random.normals(query.n, 0.2));
+      kvq_step step;
+      ok(kvq_step_begin(cache, &seq, &one, 1, 0, &step));
+      int32_t status = KVQ_OK;
+      const cudaGraphExec_t exec = record(stream, [&] {
+        status = kvq_append(cache, step, 0, &tk, &tv, nullptr, stream);
+        if (status == KVQ_OK) ok(kvq_attend(cache, step, 0, &tq, &to, nullptr, nullptr, stream));
+      });
+      const bool packed = lengths(cache, seq).packed > 0;
+      REQUIRE(status == (packed ? KVQ_OK : KVQ_E_UNSUPPORTED));
+      refusals += !packed;
+      if (packed) {
+        REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+        const Floats replayed = out.get();
+        ok(kvq_attend(cache, step, 0, &tq, &to, nullptr, nullptr, stream));
+        REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+        REQUIRE(out.get() == replayed);
+      } else {  // the step goes on without a graph
+        ok(kvq_append(cache, step, 0, &tk, &tv, nullptr, stream));
+        ok(kvq_attend(cache, step, 0, &tq, &to, nullptr, nullptr, stream));
+      }
+      ok(kvq_step_end(cache, step, nullptr, nullptr));
+      cudaGraphExecDestroy(exec);
+    }
+    REQUIRE((refusals > 0 && refusals < 300));
+    cudaStreamDestroy(stream);
+    kvq_destroy(cache);
+  }
+}

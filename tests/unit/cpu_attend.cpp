@@ -29,7 +29,7 @@ uint32_t page_tokens_of(uint32_t group) { return (63 / group + 1) * group; }
 // The kernels that this processor has, one after the other.
 template <class F>
 void on_every_path(F &&f) {
-  for (const char *path : {"portable", "avx2", "avxvnni", "avx512"}) {
+  for (const char *path : {"portable", "avx2", "avxvnni", "avx512", "amx"}) {
     setenv("KVQ_CPU", path, 1);
     if (std::string(kvq::cpu_path_name()) == path) {
       INFO("path " << path);
