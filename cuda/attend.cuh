@@ -58,16 +58,33 @@ __device__ inline void prefetch_queries(const Item &item, const AttendArguments 
   prefetch(static_cast<const char *>(a.q.data) + at * size + line * 128);
 }
 
-// Element of a query, entered by rule 1.4; what is not finite is +0 and reported.
-__device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
-  if (row >= item.rows) return 0.0f;
+// Elements of a query from a channel on, entered by rule 1.4; what is not finite is +0 and reported.
+template <int N>
+__device__ __forceinline__ void load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel, float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = 0;
+  if (row >= item.rows) return;
   const uint32_t token = item.sequence->first_query + row_query(item, a, row), head = row_head(item, a, row);
-  const float x = load_element(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel);
-  if (!is_finite(x)) {
-    atomicMin(&a.plan->findings[item.sequence->index].bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel)));
-    return 0.0f;
+  load_elements(a.q, int64_t(token) * a.q.token_stride + int64_t(head) * a.q.head_stride + channel, x);
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < N; i++) finite = finite && is_finite(x[i]);
+  if (!finite) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (is_finite(x[i])) continue;
+      atomicMin(&a.plan->findings[item.sequence->index].bad, static_cast<unsigned long long>(bad_key(token, 0, head, channel + i)));
+      x[i] = 0;
+    }
   }
-  return hp(x);
+  if (a.q.dtype == KVQ_DTYPE_F16) return;
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = hp(x[i]);
+}
+__device__ inline float load_query(const Item &item, const AttendArguments &a, uint32_t row, uint32_t channel) {
+  float x[1];
+  load_query(item, a, row, channel, x);
+  return x[0];
 }
 
 __device__ inline float exp2_fast(float x) {
@@ -104,6 +121,40 @@ __device__ inline void rotate_warp(float *y, const TensorFormat &f, const Region
     if (inverse) signs();
   }
   __syncwarp();
+}
+
+// Signs of section 3 for channels C * lane + j of a row of 32 * C: bit j.
+template <int C>
+__device__ __forceinline__ uint32_t row_signs(uint32_t lane, const TensorFormat &f) {
+  return uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64));
+}
+// Section 3 on such a row, by one warp; no barrier, no memory.
+template <int C>
+__device__ __forceinline__ void rotate_row(uint32_t lane, uint32_t signs, bool inverse, float (&x)[C]) {
+  const auto sign = [&] {
+#pragma unroll
+    for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
+  };
+  if (!inverse) sign();
+#pragma unroll
+  for (int d = 1; d < C; d *= 2)
+#pragma unroll
+    for (int j = 0; j < C; j++)
+      if (!(j & d)) {
+        const float s = x[j], t = x[j + d];
+        x[j] = s + t, x[j + d] = s - t;
+      }
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+#pragma unroll
+    for (int j = 0; j < C; j++) {
+      const float other = __shfl_xor_sync(~0u, x[j], distance);
+      x[j] = lane & distance ? other - x[j] : x[j] + other;
+    }
+  const float scale = rsqrtf(32.0f * C);
+#pragma unroll
+  for (int j = 0; j < C; j++) x[j] *= scale;
+  if (inverse) sign();
 }
 
 __device__ inline void store_output(const DeviceTensor &x, int64_t at, float value) {

@@ -19,8 +19,10 @@ constexpr FusedKernel kColumns[] = {
     columns<8, 2, Digits<6, true, false>>(Code::levels6),
     columns<4, 1, Crumbs>(Code::crumbs),
     columns<4, 1, Nibbles<2>>(Code::book2),
+    columns<4, 1, Nibbles<3>>(Code::book3),
     columns<16, 1, Crumbs>(Code::crumbs),
     columns<16, 1, Nibbles<2>>(Code::book2),
+    columns<16, 1, Nibbles<3>>(Code::book3),
 };
 
 }  // namespace

@@ -29,12 +29,11 @@ __device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, ui
     return code;
   }
   const uint32_t i = 4 * (y / r.digits) + q;
-  uint32_t fraction = 0;
+  uint32_t number = 0;
   if (levels == 5 && i == 19)
-    for (uint32_t b = 0; b < 7; b++) fraction |= bit({b, 8 * byte}) << (b + 1);
+    for (uint32_t b = 0; b < 7; b++) number |= bit({b, 8 * byte}) << b;
   else
-    fraction = words[lane_word(r.words, lane, i)] >> 8 * byte & (levels == 5 ? 0xfeu : 0xffu);
-  uint32_t number = fraction * r.power / 256;
+    number = (words[lane_word(r.words, lane, i)] >> 8 * byte & 0xffu) >> (levels == 5 ? 1 : 0);
   for (uint32_t d = y % r.digits; d; d--) number /= levels;
   return number % levels;
 }

@@ -33,6 +33,25 @@ __device__ inline float load_element(const DeviceTensor &x, int64_t at) {
   }
 }
 
+// N elements in a row, all on their way at once.
+template <int N>
+__device__ __forceinline__ void load_elements(const DeviceTensor &x, int64_t at, float (&out)[N]) {
+  const auto all = [&](auto *from, auto &&value) {
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = value(from[at + i]);
+  };
+  switch (x.dtype) {
+    case KVQ_DTYPE_F16:
+      return all(static_cast<const uint16_t *>(x.data), [](uint16_t h) { return widen(h); });
+    case KVQ_DTYPE_BF16:
+      return all(static_cast<const uint16_t *>(x.data), [](uint16_t h) { return __uint_as_float(uint32_t(h) << 16); });
+    case KVQ_DTYPE_F64:
+      return all(static_cast<const double *>(x.data), [](double d) { return float(d); });
+    default:
+      return all(static_cast<const float *>(x.data), [](float f) { return f; });
+  }
+}
+
 // Up to four fp16 elements in a row, zeros behind them.
 __device__ inline uint2 load_four(const DeviceTensor &x, int64_t at, uint32_t count) {
   const uint16_t *from = static_cast<const uint16_t *>(x.data) + at;

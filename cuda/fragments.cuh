@@ -181,23 +181,64 @@ struct Crumbs : CodeTraits {
   }
 };
 
+// Quotients of numbers in bytes (radix, layout.h), two at a time: x lies in the lower byte of an fp16 number 1024 + x, and its product
+// with about 1 / L^d, rounded once with what is added, is 1280 + x / L^d.  Five levels: x is twice the number, and bit 0 is another's.
+struct Division {
+  int from;             // what is divided: 0: the number, or an earlier quotient
+  uint16_t scale, add;  // fp16
+};
+KVQ_HD constexpr Division division(uint32_t levels, int d) {
+  constexpr Division kThree[] = {{}, {0, 0x3555, 0x6355}, {0, 0x2f19, 0x648e}, {2, 0x3555, 0x62aa}, {2, 0x2f20, 0x6471}};
+  constexpr Division kFive[] = {{}, {0, 0x2e68, 0x6499}, {0, 0x2520, 0x64eb}};
+  constexpr Division kSix[] = {{}, {0, 0x3155, 0x6455}, {0, 0x2720, 0x64e3}};
+  return levels == 3 ? kThree[d] : levels == 5 ? kFive[d] : kSix[d];
+}
+// Is it right for all numbers?
+constexpr bool divides(uint32_t levels) {
+  const auto part = [](uint16_t half) { return int64_t(1024 + half % 1024) << (half / 1024 - 9); };  // in 2^-16, of a normal number from 2^-6 on
+  int64_t power[6] = {levels == 5 ? 2 : 1};
+  for (uint32_t d = 1; d <= digits_of(levels).digits; d++) power[d] = power[d - 1] * levels;
+  for (int64_t x = 0; x < power[digits_of(levels).digits]; x++)
+    for (uint32_t d = 1; d < digits_of(levels).digits; d++) {
+      const Division by = division(levels, int(d));
+      const int64_t from = by.from ? 1280 + x / power[by.from] : 1024 + x, quotient = x / power[d];
+      const int64_t miss = from * part(by.scale) + part(by.add) - (1280 + quotient) * 65536;
+      if (miss < -32768 + quotient % 2 || miss >= 32768) return false;  // halves go to even ones
+    }
+  return true;
+}
+static_assert(divides(3) && divides(5) && divides(6));
+
+// Both halves.
+__device__ __forceinline__ uint32_t divide(uint32_t x, Division by) {
+  uint32_t out;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(by.scale * 0x10001u), "r"(by.add * 0x10001u));
+  return out;
+}
+
 // Rows of 3, 5 or 6 levels (radix, layout.h).  kTable: digits are looked up, else they are levels.  kQuotients: values of rows that are
-// not looked up keep x / L^d, and their user subtracts sums in place of digits.
+// not looked up keep x / L^d (of five levels twice the number itself), and their user subtracts sums in place of digits.
 template <int L, bool kTable, bool kQuotients>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
   static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
   static constexpr DigitShape kRadix = digits_of(L);
   static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
-  __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L : 0; }
+  __device__ static constexpr int weight(int y) { return kQuotients && L == 5 && y < 15 && y % N == 0 ? 2 : 1; }
+  __device__ static constexpr int nested(int y) { return kQuotients && y < 15 && y % N != N - 1 ? L * weight(y) : 0; }
   __device__ static constexpr int bytes(int) { return kWords * 128; }
 
-  // Digits or quotients of four bytes: products of 16 bits, of which the upper bytes are gathered.
+  // Digits or quotients of four bytes: `even` of bytes 0 and 2, `odd` of bytes 1 and 3.
   __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
-    const uint32_t even = L == 5 ? w & 0x00fe00feu : w & 0x00ff00ffu, odd = L == 5 ? w >> 8 & 0x00fe00feu : permute(w, 0, 0x4341u);
-    uint32_t power = kRadix.power;
+    uint32_t even[N], odd[N];
+    even[0] = permute(w, 0x64646464u, 0x4240u), odd[0] = permute(w, 0x64646464u, 0x4341u);
+    x[0] = L != 5 ? w : kQuotients ? w & 0xfefefefeu : w >> 1 & 0x7f7f7f7fu;
 #pragma unroll
-    for (int d = 0; d < N; d++, power /= L) x[d] = permute(even * power, odd * power, 0x7351u);
+    for (int d = 1; d < N; d++) {
+      const Division by = division(L, d);
+      even[d] = divide(even[by.from], by), odd[d] = divide(odd[by.from], by);
+      x[d] = permute(even[d], odd[d], 0x6240u);
+    }
 #pragma unroll
     for (int d = 0; d < N - 1 && !kQuotients; d++) x[d] -= L * x[d + 1];
   }

@@ -109,40 +109,6 @@ __device__ __forceinline__ void read_four(const float *q, float (&x)[4]) {
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
-// Signs of section 3 for channels C * lane + j of a row of 32 * C: bit j.
-template <int C>
-__device__ __forceinline__ uint32_t row_signs(uint32_t lane, const TensorFormat &f) {
-  return uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ C * lane / 64) >> (C * lane % 64));
-}
-// Section 3 on such a row, by one warp; no barrier, no memory.
-template <int C>
-__device__ __forceinline__ void rotate_row(uint32_t lane, uint32_t signs, bool inverse, float (&x)[C]) {
-  const auto sign = [&] {
-#pragma unroll
-    for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
-  };
-  if (!inverse) sign();
-#pragma unroll
-  for (int d = 1; d < C; d *= 2)
-#pragma unroll
-    for (int j = 0; j < C; j++)
-      if (!(j & d)) {
-        const float s = x[j], t = x[j + d];
-        x[j] = s + t, x[j + d] = s - t;
-      }
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2)
-#pragma unroll
-    for (int j = 0; j < C; j++) {
-      const float other = __shfl_xor_sync(~0u, x[j], distance);
-      x[j] = lane & distance ? other - x[j] : x[j] + other;
-    }
-  const float scale = rsqrtf(32.0f * C);
-#pragma unroll
-  for (int j = 0; j < C; j++) x[j] *= scale;
-  if (inverse) sign();
-}
-
 // ---- keys
 
 // What the rows of a page class need besides their bytes.
@@ -333,12 +299,32 @@ struct ColumnKeys {
       codes += 128;
     }
   }
-  template <int... P>
-  __device__ __forceinline__ void add_pairs(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4], std::integer_sequence<int, P...>) const {
-    (add_pair<P>(me, all, codes, acc), ...);
+  // Four units, most often equally wide: more to do between two branches.
+  template <int Q>
+  __device__ __forceinline__ void add_quad(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4]) const {
+    constexpr uint32_t kBit = 0x01010101u, kCrumb = 0x03030303u;
+    const uint32_t words = all >> 8 * Q & 0xffu;
+    if (words == 0xaa) {
+      const uint4 v = *reinterpret_cast<const uint4 *>(codes + me.lane * 16), w = *reinterpret_cast<const uint4 *>(codes + 512 + me.lane * 16);
+      add_two<2 * Q>(v.x, v.y, kCrumb, v.z, v.w, kCrumb, acc);
+      add_two<2 * Q + 1>(w.x, w.y, kCrumb, w.z, w.w, kCrumb, acc);
+      codes += 1024;
+    } else if (words == 0x55) {
+      const uint2 v = *reinterpret_cast<const uint2 *>(codes + me.lane * 8), w = *reinterpret_cast<const uint2 *>(codes + 256 + me.lane * 8);
+      add_two<2 * Q>(v.x, v.x >> 1, kBit, v.y, v.y >> 1, kBit, acc);
+      add_two<2 * Q + 1>(w.x, w.x >> 1, kBit, w.y, w.y >> 1, kBit, acc);
+      codes += 512;
+    } else if (words != 0) {
+      add_pair<2 * Q>(me, all, codes, acc);
+      add_pair<2 * Q + 1>(me, all, codes, acc);
+    }
+  }
+  template <int... Q>
+  __device__ __forceinline__ void add_quads(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4], std::integer_sequence<int, Q...>) const {
+    (add_quad<Q>(me, all, codes, acc), ...);
   }
   __device__ __forceinline__ void add_plane(const Lane &me, uint32_t all, const uint8_t *&codes, int (&acc)[N][4][4]) const {
-    add_pairs(me, all, codes, acc, std::make_integer_sequence<int, U / 2>());
+    add_quads(me, all, codes, acc, std::make_integer_sequence<int, U / 4>());
   }
   __device__ __forceinline__ static void times_four(int (&acc)[N][4][4]) {
 #pragma unroll

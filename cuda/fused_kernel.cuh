@@ -11,7 +11,7 @@ namespace kvq::cuda {
 // Warps of the largest block: a warp's registers grow with the head dimension and the rows, and some codes take more.
 template <int U, int N, class First>
 constexpr uint32_t max_warps() {
-  constexpr uint32_t kAll = N > 1 || U > 8 ? 8 : 16;
+  constexpr uint32_t kAll = N > 2 || U > 8 ? 8 : N > 1 ? 12 : 16;
   return First::kWarps < kAll ? First::kWarps : kAll;
 }
 
@@ -55,11 +55,15 @@ __device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t si
 template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
-  const uint32_t lane = threadIdx.x % 32, signs = key && key->rotate ? row_signs<C>(lane, *key) : 0;
+  const uint32_t lane = threadIdx.x % 32;
+  if (key) prefetch(key->channel + C * lane);
+  if (key && key->mu) prefetch(key->mu + C * lane);
+  const uint32_t signs = key && key->rotate ? row_signs<C>(lane, *key) : 0;
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, x[C];
+    load_query(item, a, row, C * lane, x);
 #pragma unroll
-    for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] = load_query(item, a, row, C * lane + j) * (a.scale * kLog2E);
+    for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] *= a.scale * kLog2E;
     const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * kDim) : 0, unit = split_query(lane, x, raw);
     if (lane == 0) s.center[row] = center, s.unit[row] = unit;
   }
@@ -186,7 +190,8 @@ __device__ __forceinline__ Walk<kTwo, kColumns> open_walk(const ShareEntry &shar
   walk.read();
   const TensorFormat *const *tensors = share.sequence.tensors;
   for (int kind = 0; kind < (kTwo ? 2 : 1); kind++)
-    if (tensors[kind]) prefetch(tensors[kind] + 2 * head + 1);
+    for (uint32_t line = 1; tensors[kind] && line < 4; line++)  // the first is read now; a tensor has its own in the first two
+      prefetch(reinterpret_cast<const uint8_t *>(tensors[kind] + 2 * head + line / 2) + line % 2 * 128);
   if (tensors[0]) walk.shape.load(tensors[0][2 * head]);
   if (kTwo && tensors[1]) walk.other.load(tensors[1][2 * head]);
   walk.shape_kind = 0;

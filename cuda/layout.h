@@ -9,12 +9,12 @@
 //   keys    unit hs: slots 16 * hs + 4 * t + j of tokens 8 * x + r, register x
 //   values  unit m: channels 16 * m + 8 * (y & 1) + r of tokens 32 * s + 8 * j + 2 * t + b, register 4 * s + 2 * b + (y & 1)
 // Both number registers 2 * q + (y & 1) of unit y / 2, q = 0..3.  A tile's codes are words of all 32 lanes, in one of these codings:
-//   nibbles  books of 2^w levels, each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
+//   nibbles  books of 2^w levels (or fewer), each unit of its own width w, in w words; selectors of a byte permutation lie in nibbles (code_bit)
 //   planes   key columns of any widths to 6: plane p has bits 2 p and 2 p + 1 of a code.  Planes come from the highest one down; in a
 //            plane unit after unit as many words as it has bits.  The words of units 2 i and 2 i + 1, if they are equally many, are
 //            one vector of every lane
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
-//   radix    books and rows of 3, 5 and 6 levels: a byte is a fraction of 256 with several digits (struct DigitShape)
+//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
 #pragma once
 #include <bit>
 #include <cmath>
@@ -192,15 +192,15 @@ KVQ_HD inline PlanePlace plane_place(const TensorFormat &f, uint32_t p, uint32_t
 
 // ---- radix
 
-// A byte holds the fraction F = ceil(256 * x / L^n) of x = d0 + d1 * L + ...: F * L^(n-i) / 256 is x / L^i for every i (checked for all
-// x by hand: the error of F stays below a digit).  Word 4 * k + q has the digits d of y = n * k + d; the y that are left (y = 15) are
-// singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  Only a dimension of 128.
+// A byte holds the number x = d0 + d1 * L + ... of n digits.  Word 4 * k + q has the digits d of y = n * k + d; the y that are left
+// (y = 15) are singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  Only a
+// dimension of 128.
 struct DigitShape {
-  uint32_t levels, digits, power, words;
+  uint32_t levels, digits, words;
 };
 KVQ_HD constexpr DigitShape digits_of(uint32_t levels) {
-  return levels == 3 ? DigitShape{3, 5, 243, 13} : levels == 5 ? DigitShape{5, 3, 125, 19}
-                                                               : DigitShape{6, 3, 216, 22};
+  return levels == 3 ? DigitShape{3, 5, 13} : levels == 5 ? DigitShape{5, 3, 19}
+                                                          : DigitShape{6, 3, 22};
 }
 // Where a single's bit lies.
 KVQ_HD inline BitPlace single_bit(uint32_t levels, uint32_t q, uint32_t byte, uint32_t b) {

@@ -142,12 +142,15 @@ Code code_of(const HeadFormat &head, uint32_t page_tokens) {
   return tables_allow(head, code) ? code : Code::none;
 }
 
+// Several digits share a byte in heads of 128 only.  Beside columns, other heads have values of six levels as those of a book of eight.
+PagePath path_of(uint32_t dim, Code keys, Code values) { return {keys, dim != 128 && keys == Code::planes && values == Code::levels6 ? Code::book3 : values}; }
+
 }  // namespace
 
 bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax, uint32_t unit) {
   if (shape.dim_k != shape.dim_v) return false;
   if (k.kind == Kind::raw && v.kind == Kind::raw) return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1);
-  const PagePath path{code_of(k, shape.head(KVQ_TENSOR_K), page_tokens), code_of(v, shape.head(KVQ_TENSOR_V), page_tokens)};
+  const PagePath path = path_of(shape.dim_k, code_of(k, shape.head(KVQ_TENSOR_K), page_tokens), code_of(v, shape.head(KVQ_TENSOR_V), page_tokens));
   const bool widths = k.kind == Kind::channel_widths || k.kind == Kind::width_groups;
   if (widths && (bmax > 6 || (path.keys == Code::groups && unit % 8))) return false;
   return has_fused(shape.dim_k, path);
@@ -161,7 +164,7 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   page_tokens = tokens;
   const uint32_t heads = uint32_t(k.size());
   for (uint32_t h = 0; h < heads; h++) {
-    const PagePath mine{code_of(k[h], tokens), code_of(v[h], tokens)};
+    const PagePath mine = path_of(k[h].shape.dim, code_of(k[h], tokens), code_of(v[h], tokens));
     path = h == 0 || mine == path ? mine : PagePath{};
   }
   const uint32_t dim = k[0].shape.dim;
@@ -266,7 +269,8 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
     }
   for (uint32_t u = 1; u < kMaxUnits; u++) f->unit_word[u] = uint8_t(f->unit_word[u - 1] + f->width[u - 1]);
   const uint32_t levels = f->region[0].levels;
-  const bool radix = levels == 3 || levels == 5 || levels == 6;
+  constexpr Code kRadix[] = {Code::levels3, Code::levels5, Code::levels6, Code::rows5, Code::rows6};
+  const bool radix = std::find(std::begin(kRadix), std::end(kRadix), code) != std::end(kRadix);
   f->coding = code == Code::planes ? Coding::planes : code == Code::crumbs ? Coding::crumbs : radix ? Coding::radix : Coding::nibbles;
   for (uint32_t i = 1; i < std::size(f->first); i++)
     f->first[i] = uint8_t(std::count_if(f->width, f->width + f->dim / 16, [&](uint8_t width) { return width < i; }));

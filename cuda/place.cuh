@@ -210,30 +210,26 @@ __device__ uint32_t radix_codes(const TensorFormat &f, const Codes &codes, uint3
   return __byte_perm(at(q & 2), at((q & 2) | 1), q & 1 ? 0x7531 : 0x6420);
 }
 
-// Word `word` of a lane.  Digits of four codes at once: a number of several is below 256, so bytes do not meet.  The fraction of x is
-// ceil(256 * x / L^n), for five levels 2 * ceil(128 * x / 125): (x * C + 65535) >> 16 for all of them.
+// Word `word` of a lane.  Digits of four codes at once: a number of several is below 256, so bytes do not meet.
 template <uint32_t kLevels, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
   constexpr DigitShape kShape = digits_of(kLevels);
-  constexpr uint32_t kNumbers = 4 * (15 / kShape.digits), kFactor = ((kLevels == 5 ? 128u : 256u) << 16) / kShape.power;
-  const auto fractions = [&](uint32_t i) {
-    uint32_t numbers = 0, scaled[4];
+  constexpr uint32_t kNumbers = 4 * (15 / kShape.digits);
+  const auto numbers = [&](uint32_t i) {
+    uint32_t out = 0;
 #pragma unroll
-    for (uint32_t d = kShape.digits; d; d--) numbers = numbers * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
-#pragma unroll
-    for (uint32_t byte = 0; byte < 4; byte++) scaled[byte] = (numbers >> 8 * byte & 0xff) * kFactor + 65535;
-    const uint32_t out = __byte_perm(__byte_perm(scaled[0], scaled[1], 0x0062), __byte_perm(scaled[2], scaled[3], 0x0062), 0x5410);
+    for (uint32_t d = kShape.digits; d; d--) out = out * kLevels + radix_codes(f, codes, i / 4 * kShape.digits + d - 1, i % 4);
     return kLevels == 5 ? 2 * out : out;
   };
   const auto single = [&](uint32_t q) { return radix_codes(f, codes, 15, q); };
-  uint32_t out = word < kNumbers ? fractions(word) : 0;
+  uint32_t out = word < kNumbers ? numbers(word) : 0;
   // Singles: where single_bit says.
   if constexpr (kLevels == 3) {
     if (word == 12)
 #pragma unroll
       for (uint32_t q = 0; q < 4; q++) out |= single(q) << 2 * q;
   } else if constexpr (kLevels == 5) {
-    out |= word < 7 ? fractions(19) >> (word + 1) & 0x01010101u : single((word - 7) / 3) >> (word - 7) % 3 & 0x01010101u;
+    out |= word < 7 ? numbers(19) >> (word + 1) & 0x01010101u : single((word - 7) / 3) >> (word - 7) % 3 & 0x01010101u;
   } else if (word >= 20) {
     out = single(2 * (word - 20)) | single(2 * (word - 20) + 1) << 4;
   }

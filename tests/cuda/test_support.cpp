@@ -35,6 +35,8 @@ constexpr Case kCases[] = {
     {"kvq-2", 64, 64, KVQ_PATH_DECODE},
     {"kvq-2.5", 64, 64, KVQ_PATH_FUSED},
     {"kvq-3", 128, 128, KVQ_PATH_FUSED},
+    {"kvq-3", 64, 64, KVQ_PATH_FUSED},
+    {"kvq-3", 256, 256, KVQ_PATH_FUSED},
     {"semkv", 128, 128, KVQ_PATH_FUSED},
     {"semkv-tq-2", 128, 128, KVQ_PATH_FUSED},
     {"blockgtq-k3v3", 128, 128, KVQ_PATH_DECODE},
