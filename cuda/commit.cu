@@ -11,16 +11,22 @@ namespace kvq::cuda {
 
 // ---- rows
 
+// The pieces as kernels take them, behind those that are there; the number of their rows.
+static uint32_t add_pieces(std::span<const PageRows> pieces, Vector<DevicePiece> *out) {
+  uint32_t start = 0;
+  for (const PageRows &piece : pieces) {
+    out->push_back({piece.page, piece.first, piece.count, start, 0});
+    start += piece.count;
+  }
+  return start;
+}
+
 uint32_t CudaBackend::upload_pieces(const Turn &turn, std::span<const PageRows> pieces, Buffer *buffer) {
   Vector<DevicePiece> host(memory_);
   host.reserve(pieces.size());
-  uint32_t start = 0;
-  for (const PageRows &piece : pieces) {
-    host.push_back({piece.page, piece.first, piece.count, start, 0});
-    start += piece.count;
-  }
+  const uint32_t rows = add_pieces(pieces, &host);
   upload(turn, host.data(), host.size() * sizeof(DevicePiece), buffer);
-  return start;
+  return rows;
 }
 
 Status CudaBackend::check_memory(const void *data, const char *name) {
@@ -226,12 +232,14 @@ void CudaBackend::pack(const LayerShape &, const PageFormat &page_format, std::s
   const CudaPageFormat &format = static_cast<const CudaPageFormat &>(page_format);
   const PackPlan plan = pack_plan(format);
   const Turn turn(order_);
-  Buffer sources(arena_), targets(arena_), scratch(arena_);
-  upload_pieces(turn, from, &sources);
-  upload_pieces(turn, to, &targets);
+  Buffer list(arena_), scratch(arena_);
+  Vector<DevicePiece> host(memory_);
+  host.reserve(from.size() + to.size());
+  add_pieces(from, &host), add_pieces(to, &host);
+  upload(turn, host.data(), host.size() * sizeof(DevicePiece), &list);
   if (!plan.shared) scratch.reserve(plan.bytes * plan.blocks);
-  must(cuda::pack(plan, format.device, sources.as<DevicePiece>(), uint32_t(from.size()), targets.as<DevicePiece>(), uint32_t(to.size()),
-                  scratch.data(), turn.stream()),
+  const DevicePiece *sources = list.as<DevicePiece>();
+  must(cuda::pack(plan, format.device, sources, uint32_t(from.size()), sources + from.size(), uint32_t(to.size()), scratch.data(), turn.stream()),
        "pack");
 }
 

@@ -124,8 +124,8 @@ __device__ inline void encode_group(const Tile &tile, const Columns &columns, ui
     float mn = __half2float(*low), mx = __half2float(*high);
     for (uint32_t p = 1; p < columns.parts; p++) mn = fminf(mn, __half2float(low[2 * p * columns.pairs])), mx = fmaxf(mx, __half2float(high[2 * p * columns.pairs]));
     const ColumnRule rule(f, slot, positions);
-    const AffineParams stored = affine_params(mn, mx, rule.levels, rule.midpoint, type);
-    const AffineCoder coder = affine_coder(stored, rule.levels, type);
+    const AffineParams stored = affine_params<round_param>(mn, mx, rule.levels, rule.midpoint, type);
+    const AffineCoder coder = affine_coder<widen_param>(stored, rule.levels, type);
     columns.coder[place] = make_float4(coder.zero, coder.step, 1.0f / coder.step, coder.top);
     tile.store_param(column_param(f, 2 * (group * f.dim + slot)), stored.s);
     tile.store_param(column_param(f, 2 * (group * f.dim + slot) + 1), stored.z);
@@ -146,15 +146,23 @@ __device__ inline void encode_group(const Tile &tile, const Columns &columns, ui
   __syncthreads();
 }
 
-__device__ inline void encode_columns(const Tile &tile) {
-  const Columns columns(tile);
-  for (uint32_t slot = threadIdx.x; slot < tile.f.dim; slot += blockDim.x) {
-    const uint32_t place = slot_place(tile.f, slot);
-    columns.place[slot] = uint16_t(place), columns.slot[place] = uint16_t(slot);
+class ColumnCodes {
+ public:
+  static constexpr uint32_t kCodings = kPlaneBits, kBlocks = 4;
+  __device__ explicit ColumnCodes(const Tile &tile) : columns_(tile) {
+    for (uint32_t slot = threadIdx.x; slot < tile.f.dim; slot += blockDim.x) {
+      const uint32_t place = slot_place(tile.f, slot);
+      columns_.place[slot] = uint16_t(place), columns_.slot[place] = uint16_t(slot);
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  if (tile.f.family == Family::polar) to_polar(tile);
-  for (uint32_t from = 0; from < tile.count; from += tile.f.group) encode_group(tile, columns, from);
-}
+  __device__ void encode(const Tile &tile) const {
+    if (tile.f.family == Family::polar) to_polar(tile);
+    for (uint32_t from = 0; from < tile.count; from += tile.f.group) encode_group(tile, columns_, from);
+  }
+
+ private:
+  Columns columns_;
+};
 
 }  // namespace kvq::cuda

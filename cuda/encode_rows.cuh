@@ -1,6 +1,6 @@
 // Row codecs: rules 2.1 and 2.2 with the rotation of section 3, bit for bit as in src/codec.  Compiled without contraction.
 //
-// Rows whose dimension is a power of two, with one class of slots in channel order, stay in registers: a lane has 16 consecutive
+// Rows whose dimension is a power of two, with one class of slots in channel order, stay in registers: a lane has 32 consecutive
 // channels, so that most steps of a butterfly or a tree need no other lane.  All others are a warp's work in shared memory.
 #pragma once
 #include <cmath>
@@ -13,7 +13,7 @@ namespace kvq::cuda {
 
 // ---- rows in registers
 
-constexpr uint32_t kLane = 16;  // channels of a lane
+constexpr uint32_t kLane = 32;  // channels of a lane
 
 struct LaneRow {
   uint32_t lanes, lane;  // of a row; this thread's among them
@@ -28,36 +28,43 @@ KVQ_HD inline bool fits_registers(const TensorFormat &f) {
   return f.family == Family::rows_book && f.region[0].levels <= 16 && (rule == ScaleRule::matched || rule == ScaleRule::plain);
 }
 
+// float(1 / sqrt(dim)) of a power of two.
+__device__ inline float inverse_root(uint32_t dim) {
+  const uint32_t power = 31 - __clz(dim);
+  return __uint_as_float((127 - (power + 1) / 2) << 23) * (power % 2 ? 0x1.6a09e6p+0f : 1.0f);  // sqrt(2), as 1 / sqrt(2) is rounded
+}
+
 // The signs of pass 0 for the channels of a lane, and c(dim).
 struct LaneRotation {
-  uint32_t signs[8] = {};  // of channels r and r + 8, in the sign bits of two halves
+  uint32_t signs[kLane / 2] = {};  // of channels r + 16 k and r + 16 k + 8, in the sign bits of the halves of word 2 r + k
   float c = 1;
   __device__ explicit LaneRotation(const TensorFormat &f) {
     if (!f.rotate) return;
     const uint32_t lane = threadIdx.x % (f.dim / kLane);
-    const uint32_t bits = uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ lane / 4) >> lane % 4 * 16);
+    const uint32_t bits = uint32_t(splitmix64(sign_seed(f.seed, f.tensor, 0, f.region[0].rotation) ^ lane / 2) >> lane % 2 * 32);
 #pragma unroll
-    for (uint32_t r = 0; r < 8; r++) signs[r] = (bits >> r & 1u) << 15 | (bits >> (r + 8) & 1u) << 31;
-    c = float(1.0 / sqrt(double(f.dim)));
+    for (uint32_t i = 0; i < kLane / 2; i++) signs[i] = (bits >> (i / 2 + i % 2 * 16) & 1u) << 15 | (bits >> (i / 2 + i % 2 * 16 + 8) & 1u) << 31;
+    c = inverse_root(f.dim);
   }
 };
 
-// A row with the rotation's signs, which change no square and no tree of them.  The channels of a lane lie in eight words:
-// raw_place puts channels c and c + 8 side by side.
+// A row with the rotation's signs, which change no square and no tree of them.  The channels of a lane lie in eight pairs of words:
+// raw_place puts channels c, c + 8, c + 16 and c + 24 side by side.
 __device__ inline void load_row(const TensorFormat &f, const LaneRotation &rotation, const uint16_t *x, LaneRow *row) {
-  const uint32_t *words = reinterpret_cast<const uint32_t *>(x) + row->lane;
+  const uint2 *words = reinterpret_cast<const uint2 *>(x) + row->lane;
 #pragma unroll
   for (uint32_t r = 0; r < 8; r++) {
-    const uint32_t two = words[r * (f.dim / kLane)] ^ rotation.signs[r];
-    row->y[r] = widen(uint16_t(two)), row->y[r + 8] = widen(uint16_t(two >> 16));
+    const uint2 four = words[r * (f.dim / kLane)];
+    const uint32_t low = four.x ^ rotation.signs[2 * r], high = four.y ^ rotation.signs[2 * r + 1];
+    row->y[r] = widen(uint16_t(low)), row->y[r + 8] = widen(uint16_t(low >> 16));
+    row->y[r + 16] = widen(uint16_t(high)), row->y[r + 24] = widen(uint16_t(high >> 16));
   }
   if (!f.mu) return;
   const uint16_t *mu = f.mu + row->lane * kLane;
 #pragma unroll
-  for (uint32_t r = 0; r < 8; r++) {
-    row->y[r] -= widen(uint16_t(mu[r] ^ rotation.signs[r]));
-    row->y[r + 8] -= widen(uint16_t(mu[r + 8] ^ rotation.signs[r] >> 16));
-  }
+  for (uint32_t r = 0; r < 8; r++)
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) row->y[r + 8 * k] -= widen(uint16_t(mu[r + 8 * k] ^ rotation.signs[2 * r + k / 2] >> k % 2 * 16));
 }
 
 // tree() of section 1.3: neighbours first.
@@ -112,9 +119,11 @@ __device__ inline uint32_t selectors(uint32_t bytes) {
 }
 
 // Codes as bytes, four to a word.
-__device__ inline uint4 pack_codes(const uint32_t (&code)[kLane]) {
+template <uint32_t kCodes>
+__device__ void store_codes(uint8_t *to, const uint32_t (&code)[kCodes]) {
   const auto four = [&](uint32_t i) { return __byte_perm(__byte_perm(code[i], code[i + 1], 0x0040), __byte_perm(code[i + 2], code[i + 3], 0x0040), 0x5410); };
-  return make_uint4(four(0), four(4), four(8), four(12));
+#pragma unroll
+  for (uint32_t i = 0; i < kCodes; i += 16) *reinterpret_cast<uint4 *>(to + i) = make_uint4(four(i), four(i + 4), four(i + 8), four(i + 12));
 }
 
 // f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn.
@@ -178,39 +187,50 @@ struct RowSums {
 };
 
 template <uint32_t kBits, bool kFolded>
-__device__ void encode_book_rows(const Tile &tile) {
-  const TensorFormat &f = tile.f;
-  const DeviceBook &book = *f.region[0].book;
-  const bool rotated = f.rotate;
-  const LaneRotation rotation(f);
-  const RowSums sums(tile);
-  const float width_factor = float(1.0 / sqrt(double(f.dim)));
-  const BookSearch<kBits, kFolded> search(book);
-  for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
+class BookRows {
+ public:
+  static constexpr uint32_t kCodings = kBits == 3 ? kNibbles : kNibbles | kRadix, kBlocks = 3;
+  __device__ explicit BookRows(const Tile &tile)
+      : rotated_(tile.f.rotate), factor_(inverse_root(tile.f.dim)), scale_(tile.f.region[0].book->scale), rotation_(tile.f),
+        search_(*tile.f.region[0].book), sums_(tile) {}
+  __device__ void encode(const Tile &tile) const {
+    for_lane_rows(tile, rotation_, [&](LaneRow &row, uint32_t i, bool real) { encode_row(tile, row, i, real); });
+    __syncthreads();
+    const TensorFormat &f = tile.f;
+    for (uint32_t i = threadIdx.x; i < tile.count; i += blockDim.x) {
+      const float n = sums_.norm[i], h = row_scale(ScaleRule(f.scale_rule), scale_, n, n * factor_, sums_.squares[i], 0);
+      tile.store_param(row_param(f, tile.first + i, 0), round_param(h, ParamType(f.param_type)));
+    }
+  }
+
+ private:
+  using Search = BookSearch<kBits, kFolded>;
+  __device__ void encode_row(const Tile &tile, LaneRow &row, uint32_t i, bool real) const {
     float v[kLane];
 #pragma unroll
     for (uint32_t j = 0; j < kLane; j++) v[j] = row.y[j] * row.y[j];
-    const float n = sqrtf(tree(row, v)), sigma = n * width_factor;
-    if (rotated) rotate(rotation, &row);
-    float threshold[search.kThresholds];
+    const float n = sqrtf(tree(row, v)), sigma = n * factor_;
+    if (rotated_) rotate(rotation_, &row);
+    float threshold[Search::kThresholds];
 #pragma unroll
-    for (uint32_t j = 0; j < search.kThresholds; j++) threshold[j] = search.unit[j] * sigma;  // infinity or NaN: never below y
-    uint32_t index[4] = {}, squares = 0;
+    for (uint32_t j = 0; j < Search::kThresholds; j++) threshold[j] = search_.unit[j] * sigma;  // infinity or NaN: never below y
+    uint32_t index[kLane / 4] = {}, squares = 0;
 #pragma unroll
-    for (uint32_t j = 0; j < kLane; j++) search.add_index(threshold, row.y[j], j % 4, index + j / 4);
+    for (uint32_t j = 0; j < kLane; j++) Search::add_index(threshold, row.y[j], j % 4, index + j / 4);
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++) index[j] = search.codes(index[j], &squares);
+    for (uint32_t j = 0; j < kLane / 4; j++) index[j] = search_.codes(index[j], &squares);
     for (uint32_t d = 1; d < row.lanes; d *= 2) squares += __shfl_xor_sync(~0u, squares, d);
     if (!real) return;
-    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = make_uint4(index[0], index[1], index[2], index[3]);
-    if (row.lane == 0) sums.norm[i] = n, sums.squares[i] = squares;
-  });
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < tile.count; i += blockDim.x) {
-    const float n = sums.norm[i], h = row_scale(ScaleRule(f.scale_rule), book.scale, n, n * width_factor, sums.squares[i], 0);
-    tile.store_param(row_param(f, tile.first + i, 0), store_param(h, ParamType(f.param_type)));
+    uint4 *to = reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane);
+    to[0] = make_uint4(index[0], index[1], index[2], index[3]), to[1] = make_uint4(index[4], index[5], index[6], index[7]);
+    if (row.lane == 0) sums_.norm[i] = n, sums_.squares[i] = squares;
   }
-}
+  bool rotated_;
+  float factor_, scale_;
+  LaneRotation rotation_;
+  Search search_;
+  RowSums sums_;
+};
 
 // Rule 2.1 with stored codes of the chain 8 -> 4 -> 2 bits where the codec is progressive.
 struct AffineRule {
@@ -228,36 +248,44 @@ struct AffineRule {
   }
 };
 
-__device__ inline void encode_affine_rows(const Tile &tile) {
-  const TensorFormat &f = tile.f;
-  const AffineRule rule(f);
-  const LaneRotation rotation(f);
-  const uint32_t group_lanes = f.channel_group / kLane;
-  const bool rotated = f.rotate;
-  for_lane_rows(tile, rotation, [&](LaneRow &row, uint32_t i, bool real) {
-    if (rotated) rotate(rotation, &row);
+class AffineRows {
+ public:
+  static constexpr uint32_t kCodings = kPlaneBits | kCrumbs | kFields | kRadix, kBlocks = 3;
+  __device__ explicit AffineRows(const Tile &tile) : rotated_(tile.f.rotate), group_lanes_(tile.f.channel_group / kLane), rule_(tile.f), rotation_(tile.f) {}
+  __device__ void encode(const Tile &tile) const {
+    for_lane_rows(tile, rotation_, [&](LaneRow &row, uint32_t i, bool real) { encode_row(tile, row, i, real); });
+  }
+
+ private:
+  __device__ void encode_row(const Tile &tile, LaneRow &row, uint32_t i, bool real) const {
+    const TensorFormat &f = tile.f;
+    if (rotated_) rotate(rotation_, &row);
     float mn = row.y[0], mx = mn;
 #pragma unroll
     for (uint32_t j = 1; j < kLane; j++) mn = fminf(mn, row.y[j]), mx = fmaxf(mx, row.y[j]);
-    for (uint32_t d = 1; d < group_lanes; d *= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
-    const AffineParams stored = affine_params(mn, mx, rule.levels, false, ParamType::fp16);
-    const AffineCoder coder = affine_coder(stored, rule.levels, ParamType::fp16);
+    for (uint32_t d = 1; d < group_lanes_; d *= 2) mn = fminf(mn, __shfl_xor_sync(~0u, mn, d)), mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, d));
+    const AffineParams stored = affine_params<round_param>(mn, mx, rule_.levels, false, ParamType::fp16);
+    const AffineCoder coder = affine_coder<widen_param>(stored, rule_.levels, ParamType::fp16);
     const float inverse = 1.0f / coder.step;
     uint32_t code[kLane];
 #pragma unroll
     for (uint32_t j = 0; j < kLane; j++) code[j] = affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top);
-    if (rule.progressive) {
+    if (rule_.progressive) {
 #pragma unroll
-      for (uint32_t j = 0; j < kLane; j++) code[j] = rule.shrunk(code[j]);
+      for (uint32_t j = 0; j < kLane; j++) code[j] = rule_.shrunk(code[j]);
     }
     if (!real) return;
-    *reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane) = pack_codes(code);
-    if (row.lane % group_lanes) return;
-    const uint32_t param = 2 * (row.lane / group_lanes);
-    tile.store_param(row_param(f, tile.first + i, param), rule.scale(stored.s));
+    store_codes(tile.codes_of(tile.first + i) + row.lane * kLane, code);
+    if (row.lane % group_lanes_) return;
+    const uint32_t param = 2 * (row.lane / group_lanes_);
+    tile.store_param(row_param(f, tile.first + i, param), rule_.scale(stored.s));
     tile.store_param(row_param(f, tile.first + i, param + 1), stored.z);
-  });
-}
+  }
+  bool rotated_;
+  uint32_t group_lanes_;
+  AffineRule rule_;
+  LaneRotation rotation_;
+};
 
 // ---- rows of any shape: a warp's, in shared memory
 
@@ -377,37 +405,41 @@ __device__ inline void encode_affine(const WarpRow &row, const Tile &tile, uint3
   }
 }
 
-// Rows of a page are those of the tile.
-__device__ inline void encode_raw(const Tile &tile) {
-  const TensorFormat &f = tile.f;
-  uint8_t *to = tile.blob + f.params + size_t(tile.first) * f.dim * 2;
-  if (f.dim % 8 || f.params % 16) {
-    for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x)
-      reinterpret_cast<uint16_t *>(to)[i] = tile.row(i / f.dim)[i % f.dim];
-    return;
+class GeneralRows {
+ public:
+  static constexpr uint32_t kCodings = kAllCodings, kBlocks = 3;
+  __device__ explicit GeneralRows(const Tile &) {}
+  static KVQ_HD uint32_t bytes(uint32_t dim, uint32_t threads) { return threads / 32 * 2 * dim * uint32_t(sizeof(float)); }
+  __device__ void encode(const Tile &tile) const {
+    const TensorFormat &f = tile.f;
+    float *memory = reinterpret_cast<float *>(tile.work) + size_t(threadIdx.x / 32) * 2 * f.dim;
+    const WarpRow row{memory, memory + f.dim, threadIdx.x % 32};
+    for (uint32_t i = threadIdx.x / 32; i < tile.count; i += blockDim.x / 32) {
+      if (f.family == Family::rows_affine)
+        encode_affine(row, tile, i);
+      else
+        for (uint32_t r = 0; r < f.regions; r++) encode_book(row, tile, r, i);
+    }
   }
-  const uint32_t pieces = f.dim / 8;
-  for (uint32_t i = threadIdx.x; i < tile.count * pieces; i += blockDim.x)
-    reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(tile.row(i / pieces))[i % pieces];
-}
+};
 
-__device__ inline void encode_rows(const Tile &tile) {
-  const TensorFormat &f = tile.f;
-  if (f.family == Family::raw) return encode_raw(tile);
-  if (fits_registers(f)) {
-    if (f.family == Family::rows_affine) return encode_affine_rows(tile);
-    const uint32_t levels = f.region[0].levels;
-    if (levels <= 4) return encode_book_rows<2, false>(tile);
-    return levels <= 8 ? encode_book_rows<2, true>(tile) : encode_book_rows<3, true>(tile);
+// Rows of a page are those of the tile.
+class RawRows {
+ public:
+  static constexpr uint32_t kCodings = 0, kBlocks = 4;
+  __device__ explicit RawRows(const Tile &) {}
+  __device__ void encode(const Tile &tile) const {
+    const TensorFormat &f = tile.f;
+    uint8_t *to = tile.blob + f.params + size_t(tile.first) * f.dim * 2;
+    if (f.dim % 8 || f.params % 16) {
+      for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x)
+        reinterpret_cast<uint16_t *>(to)[i] = tile.row(i / f.dim)[i % f.dim];
+      return;
+    }
+    const uint32_t pieces = f.dim / 8;
+    for (uint32_t i = threadIdx.x; i < tile.count * pieces; i += blockDim.x)
+      reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(tile.row(i / pieces))[i % pieces];
   }
-  float *memory = reinterpret_cast<float *>(tile.work) + size_t(threadIdx.x / 32) * 2 * f.dim;
-  const WarpRow row{memory, memory + f.dim, threadIdx.x % 32};
-  for (uint32_t i = threadIdx.x / 32; i < tile.count; i += blockDim.x / 32) {
-    if (f.family == Family::rows_affine)
-      encode_affine(row, tile, i);
-    else
-      for (uint32_t r = 0; r < f.regions; r++) encode_book(row, tile, r, i);
-  }
-}
+};
 
 }  // namespace kvq::cuda

@@ -13,6 +13,13 @@ __device__ inline float widen(uint16_t h) {
   return x;
 }
 
+// float_to_half of a finite x, likewise.
+__device__ inline uint16_t narrow(float x) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(fminf(fmaxf(x, -65504.0f), 65504.0f)));
+  return h == 0x8000 ? 0 : h;
+}
+
 __device__ inline float load_element(const DeviceTensor &x, int64_t at) {
   switch (x.dtype) {
     case KVQ_DTYPE_F16:
@@ -69,7 +76,7 @@ __device__ inline uint16_t enter(float x, uint64_t key, Findings *findings) {
     return 0;
   }
   if (fabsf(x) > 65504.0f) atomicAdd(&findings->saturated, 1ull);
-  return float_to_half(x);
+  return narrow(x);
 }
 
 }  // namespace kvq::cuda

@@ -1,7 +1,10 @@
-// One block of threads packs the rows that one page gets, of one head and tensor: they are read once, encoded, and written once.
+// A block of threads packs the rows that pages get, of one head and tensor: they are read once, encoded, and written once.  There is a
+// kernel for each pair of encoders that presets have, and one for all of them.
 #include "cuda/pack.h"
 
 #include <algorithm>
+#include <iterator>
+#include <type_traits>
 
 #include "cuda/encode_columns.cuh"
 #include "cuda/encode_groups.cuh"
@@ -13,11 +16,10 @@ namespace {
 extern __shared__ __align__(16) uint8_t shared_tile[];
 
 template <bool kShared>
-__device__ Tile make_tile(const TileShape &shape, uint8_t *scratch, size_t bytes, const TensorFormat &f, uint8_t *blob, uint32_t first,
-                          uint32_t count) {
-  uint8_t *memory = kShared ? shared_tile : scratch + blockIdx.x * bytes;
-  return {f, blob, first, count, reinterpret_cast<uint16_t *>(memory), memory + shape.raw_bytes(),
-          memory + shape.raw_bytes() + shape.code_bytes(), shape.raw_stride(), shape.code_stride()};
+__device__ Tile make_tile(const TileShape &shape, uint8_t *scratch, const TensorFormat &f) {
+  uint8_t *memory = kShared ? shared_tile : scratch;
+  return {f, nullptr, 0, 0, reinterpret_cast<uint16_t *>(memory), memory + shape.raw_bytes(), memory + shape.raw_bytes() + shape.code_bytes(),
+          shape.raw_stride(), shape.code_stride()};
 }
 
 __device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *pieces, uint32_t n, uint32_t row, uint32_t head,
@@ -26,59 +28,78 @@ __device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *
   return static_cast<const uint16_t *>(piece.page) + shape.row(head, tensor, piece.first + row - piece.start);
 }
 
-// 16 bytes of a row to the tile; wait_rows() waits for those that are under way.
-template <bool kShared>
-__device__ void copy_piece(const uint16_t *from, uint16_t *to) {
-  if constexpr (kShared)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-  else
-    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
-}
-template <bool kShared>
-__device__ void wait_rows() {
-  if constexpr (kShared) asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-}
-
 // Rows [start, start + count) of the sources into the tile, 16 bytes a thread where rows are made of them.
-template <bool kShared>
 __device__ void load_rows(const Tile &tile, const RawShape &shape, const DevicePiece *sources, uint32_t n_sources, uint32_t start,
                           uint32_t head, uint32_t tensor) {
   const uint32_t dim = tile.f.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool vectors = shape.dim_k % 8 == 0 && shape.dim_v % 8 == 0;
-  const uint32_t pieces = vectors ? dim / 8 : dim, together = pieces <= 32 ? 32 / pieces : 0;  // rows that a warp copies at once
-  // A warp's 32 rows are looked up by its lanes, one each.
-  for (uint32_t begin = warp * 32; begin < tile.count; begin += blockDim.x) {
+  const uint32_t pieces = vectors ? dim / 8 : dim;
+  // A warp's rows, up to 32, are looked up by its lanes, one each.
+  const uint32_t most = min(32u, (tile.count + blockDim.x / 32 - 1) / (blockDim.x / 32));
+  for (uint32_t begin = warp * most; begin < tile.count; begin += blockDim.x / 32 * most) {
     const uint64_t mine = reinterpret_cast<uint64_t>(source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor));
-    const uint32_t rows = min(32u, tile.count - begin);
+    const uint32_t rows = min(most, tile.count - begin);
     uint16_t *to = tile.raw + size_t(begin) * tile.raw_stride;
-    if (vectors && together) {
+    const uint32_t together = pieces <= 32 ? 32 / pieces : 1;
+    if (vectors && together * pieces == 32 && rows % (4 * together) == 0) {  // whole rows at once
       const uint32_t own = lane / pieces, piece = lane % pieces * 8;
-      for (uint32_t first = 0; first < rows; first += together) {
-        const uint32_t row = first + own;
-        const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row % 32)));
-        if (own < together && row < rows) copy_piece<kShared>(from + piece, to + row * tile.raw_stride + piece);
-      }
+      to += own * tile.raw_stride + piece;
+#pragma unroll 4
+      for (uint32_t row = 0; row < rows; row += together, to += together * tile.raw_stride)
+        *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row + own))) + piece);
     } else {
       for (uint32_t i = lane; i < (rows * pieces + 31) / 32 * 32; i += 32) {
         const uint32_t row = min(i / pieces, rows - 1), piece = i % pieces;
         const uint16_t *from = reinterpret_cast<const uint16_t *>(__shfl_sync(~0u, mine, int(row)));
         if (i >= rows * pieces) continue;
         if (vectors)
-          copy_piece<kShared>(from + 8 * piece, to + row * tile.raw_stride + 8 * piece);
+          *reinterpret_cast<uint4 *>(to + row * tile.raw_stride + 8 * piece) = *reinterpret_cast<const uint4 *>(from + 8 * piece);
         else
           to[row * tile.raw_stride + piece] = from[piece];
       }
     }
   }
-  wait_rows<kShared>();
+  __syncthreads();
 }
 
-__device__ void encode(const Tile &tile) {
-  if (tile.f.group) return encode_columns(tile);
-  if (fits_group_lanes(tile.f)) return encode_group_rows(tile);
-  encode_rows(tile);
+// ---- encoders
+
+KVQ_HD inline Encoder encoder_of(const TensorFormat &f) {
+  if (f.family == Family::raw) return Encoder::raw;
+  if (f.group) return Encoder::columns;
+  if (fits_group_lanes(f)) return Encoder::groups;
+  if (!fits_registers(f)) return Encoder::general;
+  if (f.family == Family::rows_affine) return Encoder::affine;
+  const uint32_t levels = f.region[0].levels;
+  return levels <= 4 ? Encoder::book4 : levels <= 8 ? Encoder::book8 : Encoder::book16;
 }
+
+// All of them.
+class AnyCodes {
+ public:
+  static constexpr uint32_t kCodings = kAllCodings, kBlocks = 2;
+  __device__ explicit AnyCodes(const Tile &) {}
+  __device__ void encode(const Tile &tile) const {
+    switch (encoder_of(tile.f)) {
+      case Encoder::raw:
+        return RawRows(tile).encode(tile);
+      case Encoder::columns:
+        return ColumnCodes(tile).encode(tile);
+      case Encoder::groups:
+        return GroupRows(tile).encode(tile);
+      case Encoder::affine:
+        return AffineRows(tile).encode(tile);
+      case Encoder::book4:
+        return BookRows<2, false>(tile).encode(tile);
+      case Encoder::book8:
+        return BookRows<2, true>(tile).encode(tile);
+      case Encoder::book16:
+        return BookRows<3, true>(tile).encode(tile);
+      default:
+        return GeneralRows(tile).encode(tile);
+    }
+  }
+};
 
 struct PackArguments {
   RawShape shape;
@@ -90,21 +111,60 @@ struct PackArguments {
   size_t scratch_bytes;
 };
 
-template <bool kShared>
-__global__ void __launch_bounds__(kMaxPackThreads, 3) pack_kernel(const __grid_constant__ PackArguments a) {
-  const uint32_t jobs = a.n_targets * 2 * a.format.kv_heads;
-  for (uint32_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const uint32_t tensor = job % 2, head = job / 2 % a.format.kv_heads;
-    const TensorFormat &f = a.format.tensors[2 * head + tensor];
-    const DevicePiece target = a.targets[job / (2 * a.format.kv_heads)];
-    const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, f,
-                                         static_cast<uint8_t *>(target.page) + f.blob, target.first, target.count);
-    load_rows<kShared>(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
-    encode(tile);
-    place(tile);
-    if (job + gridDim.x < jobs) __syncthreads();
+template <class Codes>
+__device__ void pack_pages(const PackArguments &a, Tile &tile, uint32_t head, uint32_t tensor) {
+  const Codes codes(tile);
+  for (uint32_t i = blockIdx.y; i < a.n_targets; i += gridDim.y) {
+    const DevicePiece target = a.targets[i];
+    tile.blob = static_cast<uint8_t *>(target.page) + tile.f.blob, tile.first = target.first, tile.count = target.count;
+    load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
+    codes.encode(tile);
+    place<Codes::kCodings>(tile);
+    __syncthreads();
   }
 }
+
+// blockIdx.x: head and tensor; pages are shared by gridDim.y blocks.
+template <class Keys, class Values, bool kShared = true>
+__global__ void __launch_bounds__(kMaxPackThreads, Keys::kBlocks < Values::kBlocks ? Keys::kBlocks : Values::kBlocks)
+    pack_kernel(const __grid_constant__ PackArguments a) {
+  const uint32_t head = blockIdx.x / 2, tensor = blockIdx.x % 2;
+  Tile tile = make_tile<kShared>(a.tile, a.scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.scratch_bytes, a.format.tensors[blockIdx.x]);
+  if constexpr (std::is_same_v<Keys, Values>)
+    pack_pages<Keys>(a, tile, head, tensor);
+  else if (tensor)
+    pack_pages<Values>(a, tile, head, 1);
+  else
+    pack_pages<Keys>(a, tile, head, 0);
+}
+
+// The pairs that presets have; the first is for all others, and the second for tiles in device memory.
+using PackKernel = void (*)(PackArguments);
+struct PairKernel {
+  Encoder keys, values;
+  PackKernel kernel;
+};
+using Book4 = BookRows<2, false>;
+using Book8 = BookRows<2, true>;
+using Book16 = BookRows<3, true>;
+constexpr PairKernel kPackKernels[] = {
+    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes>},
+    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes, false>},
+    {Encoder::raw, Encoder::raw, pack_kernel<RawRows, RawRows>},
+    {Encoder::affine, Encoder::affine, pack_kernel<AffineRows, AffineRows>},
+    {Encoder::book4, Encoder::book4, pack_kernel<Book4, Book4>},
+    {Encoder::book8, Encoder::book8, pack_kernel<Book8, Book8>},
+    {Encoder::book16, Encoder::book16, pack_kernel<Book16, Book16>},
+    {Encoder::columns, Encoder::affine, pack_kernel<ColumnCodes, AffineRows>},
+    {Encoder::columns, Encoder::book4, pack_kernel<ColumnCodes, Book4>},
+    {Encoder::columns, Encoder::book8, pack_kernel<ColumnCodes, Book8>},
+    {Encoder::groups, Encoder::book4, pack_kernel<GroupRows, Book4>},
+    {Encoder::groups, Encoder::book8, pack_kernel<GroupRows, Book8>},
+    {Encoder::general, Encoder::book4, pack_kernel<GeneralRows, Book4>},
+    {Encoder::general, Encoder::book8, pack_kernel<GeneralRows, Book8>},
+};
+
+// ---- narrowing
 
 struct NarrowArguments {
   TileShape tile;
@@ -138,18 +198,19 @@ template <bool kShared>
 __global__ void __launch_bounds__(kMaxPackThreads) narrow_kernel(const __grid_constant__ NarrowArguments a) {
   const TensorFormat &from = a.from.tensors[blockIdx.x], &to = a.to.tensors[blockIdx.x];
   const uint8_t *blob = a.page + from.blob;
-  const Tile tile = make_tile<kShared>(a.tile, a.scratch, a.scratch_bytes, to, a.narrower + to.blob, 0, a.count);
+  Tile tile = make_tile<kShared>(a.tile, a.scratch + blockIdx.x * a.scratch_bytes, to);
+  tile.blob = a.narrower + to.blob, tile.count = a.count;
   if (from.family == Family::raw) {
     for (uint32_t i = threadIdx.x; i < a.count * to.dim; i += blockDim.x) {
       const uint32_t token = i / to.dim, channel = i % to.dim;
       tile.raw[size_t(token) * tile.raw_stride + raw_place(to.dim, channel)] = load_stored(from, blob, row_param(from, token, channel));
     }
     __syncthreads();
-    encode(tile);
+    AnyCodes(tile).encode(tile);
   } else {
     shrink(tile, from, blob);
   }
-  place(tile);
+  place<kAllCodings>(tile);
 }
 
 // f(offset in the blob, number in the Block) for the parameters of rows [first, first + count).
@@ -173,49 +234,63 @@ __global__ void unpack_kernel(DeviceFormat format, const uint8_t *page, uint32_t
     block.boosted[i] = blob[positions_of(f, first / f.group + i / f.dim) + i % f.dim];
 }
 
-// What encoders need besides: two fp32 rows a warp, or what columns need, or the sums of rows.  Small blocks of threads wait less for one another, but columns are long.
-TileShape tile_shape(const RawShape &shape, uint32_t page_tokens, std::span<const TensorFormat> tensors) {
-  TileShape tile{page_tokens, std::max(shape.dim_k, shape.dim_v), RowSums::bytes(page_tokens), 128};
-  bool general = false, groups = false;
-  for (const TensorFormat &f : tensors) {
-    if (f.group) tile.threads = kMaxPackThreads;
-    if (fits_group_lanes(f))
-      groups = true;
-    else if (!f.group && f.family != Family::raw && !fits_registers(f))
-      general = true;
+// ---- plans
+
+// Memory that an encoder needs besides, in blocks of so many threads.
+uint32_t work_bytes(Encoder encoder, const TileShape &tile) {
+  switch (encoder) {
+    case Encoder::general:
+      return GeneralRows::bytes(tile.dim, tile.threads);
+    case Encoder::columns:
+      return Columns::bytes(tile.dim, tile.threads);
+    case Encoder::groups:
+      return GroupRows::bytes();
+    case Encoder::book4:
+    case Encoder::book8:
+    case Encoder::book16:
+      return RowSums::bytes(tile.page_tokens);
+    default:
+      return 0;
   }
-  if (tile.threads == kMaxPackThreads)
-    tile.work_bytes = std::max(tile.work_bytes, Columns::bytes(tile.dim, kMaxPackThreads));
-  if (groups) tile.work_bytes = std::max(tile.work_bytes, GroupBooks::bytes());
-  if (general) tile.work_bytes = std::max<uint32_t>(tile.work_bytes, tile.threads / 32 * 2 * tile.dim * sizeof(float));
-  return tile;
 }
 
 }  // namespace
 
+// Small blocks of threads wait less for one another, but columns and large pages are long.
 PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors)
-    : shape(raw), tile(tile_shape(raw, page_tokens, tensors)) {
+    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads / 2} {
+  Encoder encoder[2];
+  for (uint32_t i = 0; i < tensors.size(); i++) {
+    const Encoder own = encoder_of(tensors[i]);
+    encoder[i % 2] = i < 2 || encoder[i % 2] == own ? own : Encoder::general;  // heads whose classes differ: it knows all rows
+    if (own == Encoder::columns || page_tokens > kTile) tile.threads = kMaxPackThreads;
+  }
+  for (uint32_t i = 0; i < tensors.size(); i++)
+    tile.work_bytes = std::max({tile.work_bytes, work_bytes(encoder_of(tensors[i]), tile), work_bytes(encoder[i % 2], tile)});
+  for (uint32_t i = 2; i < std::size(kPackKernels); i++)
+    if (kPackKernels[i].keys == encoder[0] && kPackKernels[i].values == encoder[1]) kernel = i;
   bytes = (tile.bytes() + 255) / 256 * 256;
   shared = bytes <= shared_limit;
   blocks = 2 * std::max(processors, raw.kv_heads);
 }
 
 cudaError_t prepare_packing(size_t shared_limit) {
-  for (const void *kernel : {reinterpret_cast<const void *>(pack_kernel<true>), reinterpret_cast<const void *>(narrow_kernel<true>)})
-    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_limit)); error != cudaSuccess)
-      return error;
-  return cudaSuccess;
+  const auto allow = [&](auto kernel) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_limit)); };
+  for (const PairKernel &pair : kPackKernels)
+    if (const cudaError_t error = allow(pair.kernel); error != cudaSuccess) return error;
+  return allow(narrow_kernel<true>);
 }
 
 cudaError_t pack(const PackPlan &plan, const DeviceFormat &format, const DevicePiece *sources, uint32_t n_sources,
                  const DevicePiece *targets, uint32_t n_targets, void *scratch, cudaStream_t stream) {
   if (n_targets == 0) return cudaSuccess;
+  constexpr uint32_t kMostBlocks = 65535;  // of a grid's second dimension
   const PackArguments a{plan.shape, plan.tile, format, sources, targets, n_sources, n_targets, static_cast<uint8_t *>(scratch), plan.bytes};
-  const uint32_t jobs = n_targets * 2 * format.kv_heads;
-  if (plan.shared)
-    pack_kernel<true><<<jobs, plan.tile.threads, plan.bytes, stream>>>(a);
-  else
-    pack_kernel<false><<<std::min(jobs, plan.blocks), plan.tile.threads, 0, stream>>>(a);
+  const uint32_t tensors = 2 * format.kv_heads;
+  // Where there are blocks enough for every processor, one takes several pages, so that its encoder is prepared once for them.
+  const uint32_t pages = uint32_t(std::clamp<uint64_t>(uint64_t(tensors) * n_targets / (12 * plan.blocks), 1, 4));
+  const dim3 grid(tensors, std::min({(n_targets + pages - 1) / pages, kMostBlocks, plan.shared ? kMostBlocks : plan.blocks / tensors}));
+  kPackKernels[plan.shared ? plan.kernel : 1].kernel<<<grid, plan.tile.threads, plan.shared ? plan.bytes : 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -8,12 +8,25 @@
 
 namespace kvq::cuda {
 
+// How the rows of a tensor are encoded; any: as its format says.
+enum class Encoder : uint8_t {
+  any,
+  general,
+  raw,
+  columns,
+  groups,
+  affine,
+  book4,
+  book8,
+  book16
+};
 // How pages of a format are packed.  Blocks of threads keep their tile in shared memory, or, where that is too small, in `bytes` of
 // device memory each.
 struct PackPlan {
   PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors);
   RawShape shape;
   TileShape tile;
+  uint32_t kernel = 0;
   size_t bytes;
   bool shared;
   uint32_t blocks;  // at most, where not shared

@@ -273,15 +273,18 @@ __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t 
     for (uint32_t d = kShape.digits; d; d--) out = out * kLevels + codes_at(i / 4 * kShape.digits + d - 1, i % 4);
     return kLevels == 5 ? 2 * out : out;
   };
+  const auto single = [&](uint32_t q) { return codes_at(15, q); };
   uint32_t out = word < kNumbers ? numbers(word) : 0;
-  if (kLevels == 5 && word < 7) out |= numbers(19) >> (word + 1) & 0x01010101u;
+  // Singles: where single_bit says.
+  if constexpr (kLevels == 3) {
+    if (word == 12)
 #pragma unroll
-  for (uint32_t q = 0; q < 4; q++)
-#pragma unroll
-    for (uint32_t b = 0; b < (kLevels == 3 ? 2 : 3); b++) {
-      const BitPlace at = single_bit(kLevels, q, 0, b);
-      if (at.word == word) out |= (codes_at(15, q) >> b & 0x01010101u) << at.bit;
-    }
+      for (uint32_t q = 0; q < 4; q++) out |= single(q) << 2 * q;
+  } else if constexpr (kLevels == 5) {
+    out |= word < 7 ? numbers(19) >> (word + 1) & 0x01010101u : single((word - 7) / 3) >> (word - 7) % 3 & 0x01010101u;
+  } else if (word >= 20) {
+    out = single(2 * (word - 20)) | single(2 * (word - 20) + 1) << 4;
+  }
   words[lane_word(kShape.words, codes.lane, word)] = out;
 }
 
@@ -291,61 +294,66 @@ __device__ inline uint32_t tile_parts(const TensorFormat &f) {
   return f.coding == Coding::crumbs || f.coding == Coding::fields ? f.dim / 32 : f.dim / 16 + (f.boosted > 0);
 }
 
-template <class Codes>
+template <uint32_t kCodings, class Codes>
 __device__ void place_part(const TensorFormat &f, const Codes &codes, uint32_t part, uint32_t *words) {
-  const uint32_t levels = f.region[0].levels;
-  switch (f.coding) {
-    case Coding::nibbles:
-      if (f.mixed) return place_nibbles(f.width[part], Centred<Codes>(f, codes, part), part, words + 32 * f.unit_word[part]);
-      return place_nibbles(f.width[part], codes, part, words + 32 * f.unit_word[part]);
-    case Coding::planes:
-      return place_planes(f, codes, part, words);
-    case Coding::crumbs:
-      return place_crumbs(codes, part, words);
-    case Coding::fields:
-      return place_fields(f, codes, part, words);
-    default:
-      return levels == 3   ? place_radix<3>(f, codes, part, words)
-             : levels == 5 ? place_radix<5>(f, codes, part, words)
-                           : place_radix<6>(f, codes, part, words);
+  const auto is = [&](uint32_t coding) { return (kCodings & coding) && (kCodings == coding || 1u << uint32_t(f.coding) == coding); };
+  if constexpr (kCodings == kAllCodings)
+    if (f.mixed) return place_nibbles(f.width[part], Centred<Codes>(f, codes, part), part, words + 32 * f.unit_word[part]);
+  if (is(kNibbles)) return place_nibbles(f.width[part], codes, part, words + 32 * f.unit_word[part]);
+  if (is(kPlaneBits)) return place_planes(f, codes, part, words);
+  if (is(kCrumbs)) return place_crumbs(codes, part, words);
+  if (is(kFields)) return place_fields(f, codes, part, words);
+  if constexpr ((kCodings & kRadix) != 0) {
+    const uint32_t levels = f.region[0].levels;
+    return levels == 3   ? place_radix<3>(f, codes, part, words)
+           : levels == 5 ? place_radix<5>(f, codes, part, words)
+                         : place_radix<6>(f, codes, part, words);
   }
 }
 
-// Calls place_part for the parts of the tiles that have new rows; registers(tile, its first row) are their codes.
-template <class F>
+// Calls place_part for the parts of the tiles that have new rows, which the warps share; registers(its first row) are a tile's codes.
+template <uint32_t kCodings, class F>
 __device__ void place_tiles(const Tile &tile, F &&registers) {
   const TensorFormat &f = tile.f;
-  const uint32_t parts = tile_parts(f);
-  for (uint32_t i = threadIdx.x / 32; i < f.page_tokens / kTile * parts; i += blockDim.x / 32) {
-    const uint32_t token = i / parts * kTile, part = i % parts;
-    if (token + kTile <= tile.first || token >= tile.first + tile.count) continue;
-    uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, i / parts));
-    if (f.boosted && part == f.dim / 16)
-      place_boosted(tile, token, threadIdx.x % 32, words);
-    else
-      place_part(f, registers(token), part, words);
+  const uint32_t parts = tile_parts(f), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  uint32_t part = warp;
+  for (uint32_t token = 0; token < f.page_tokens; token += kTile, part -= parts) {
+    if (token + kTile <= tile.first || token >= tile.first + tile.count) {
+      part = warp + parts;
+      continue;
+    }
+    uint32_t *words = reinterpret_cast<uint32_t *>(tile.blob + f.codes + tile_offset(f, token / kTile));
+    const auto codes = registers(token);
+    for (; part < parts; part += warps) {
+      if ((kCodings & kPlaneBits) && f.boosted && part == f.dim / 16)
+        place_boosted(tile, token, threadIdx.x % 32, words);
+      else
+        place_part<kCodings>(f, codes, part, words);
+    }
   }
 }
 
-__device__ inline void place_fragments(const Tile &tile) {
+template <uint32_t kCodings>
+__device__ void place_fragments(const Tile &tile) {
   const uint32_t lane = threadIdx.x % 32;
   if (!tile.f.tensor) {
-    place_tiles(tile, [&](uint32_t token) { return KeyRegisters{tile.codes_of(token), tile.code_stride, lane}; });
+    place_tiles<kCodings>(tile, [&](uint32_t token) { return KeyRegisters{tile.codes_of(token), tile.code_stride, lane}; });
     return;
   }
   uint32_t *turned = reinterpret_cast<uint32_t *>(tile.raw);  // rows are no longer needed
   turn_values(tile, turned);
   __syncthreads();
-  place_tiles(tile, [&](uint32_t token) { return ValueRegisters{turned + token * tile.f.dim / 4, lane}; });
+  place_tiles<kCodings>(tile, [&](uint32_t token) { return ValueRegisters{turned + token * tile.f.dim / 4, lane}; });
 }
 
 // The page's bytes; `codes` of the tile's rows are complete.
-__device__ inline void place(const Tile &tile) {
+template <uint32_t kCodings>
+__device__ void place(const Tile &tile) {
   const TensorFormat &f = tile.f;
-  if (f.family == Family::raw) return;
+  if (kCodings == 0 || f.family == Family::raw) return;
   if (tile.count < f.page_tokens) load_others(tile);
   __syncthreads();
-  if (f.layout == Layout::fragments) return place_fragments(tile);
+  if (f.layout == Layout::fragments) return place_fragments<kCodings>(tile);
   for (uint32_t r = 0; r < (f.positions ? 1 : f.regions); r++)
     if (f.region[r].levels > 1) place_stream(tile, f.region[r], f.positions ? 3 : 0xff);
   if (f.positions) place_upper(tile);

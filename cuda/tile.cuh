@@ -7,6 +7,25 @@
 
 namespace kvq::cuda {
 
+// Codings (layout.h) that the codes of an encoder may be placed in, besides streams.
+constexpr uint32_t kNibbles = 1u << uint32_t(Coding::nibbles), kPlaneBits = 1u << uint32_t(Coding::planes),
+                   kCrumbs = 1u << uint32_t(Coding::crumbs), kFields = 1u << uint32_t(Coding::fields), kRadix = 1u << uint32_t(Coding::radix);
+constexpr uint32_t kAllCodings = kNibbles | kPlaneBits | kCrumbs | kFields | kRadix;
+
+// store_param and load_param in the device's own instructions.
+KVQ_HD inline uint16_t round_param(float x, ParamType type) {
+#ifdef __CUDA_ARCH__
+  if (type == ParamType::fp16) return narrow(x);
+#endif
+  return store_param(x, type);
+}
+KVQ_HD inline float widen_param(uint16_t bits, ParamType type) {
+#ifdef __CUDA_ARCH__
+  if (type == ParamType::fp16) return widen(bits);
+#endif
+  return load_param(bits, type);
+}
+
 struct Tile {
   const TensorFormat &f;
   uint8_t *blob;

@@ -1,4 +1,5 @@
-// Rule 2.1, the affine quantizer.  Every codec with scales and zeros uses these three functions, on the host and on a device.
+// Rule 2.1, the affine quantizer.  Every codec with scales and zeros uses these functions, on the host and on a device, which may have
+// its own ways to store and load a parameter.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -13,11 +14,12 @@ struct AffineParams {
   uint16_t s, z;
 };
 
+template <uint16_t (*kStore)(float, ParamType) = store_param>
 KVQ_HD inline AffineParams affine_params(float mn, float mx, uint32_t levels, bool midpoint, ParamType type) {
-  if (levels == 1) return {0, store_param((mn + mx) / 2.0f, type)};
-  if (!midpoint) return {store_param((mx - mn) / float(levels - 1), type), store_param(mn, type)};
+  if (levels == 1) return {0, kStore((mn + mx) / 2.0f, type)};
+  if (!midpoint) return {kStore((mx - mn) / float(levels - 1), type), kStore(mn, type)};
   const float z = (float(2 * levels - 1) * mn + mx) / float(2 * levels);
-  return {store_param((mx - mn) / float(levels), type), store_param(z, type)};
+  return {kStore((mx - mn) / float(levels), type), kStore(z, type)};
 }
 
 // What turns values into codes: (x - zero) / step, clamped to [0, top].  A scale of 0 makes every code 0 without dividing by it.
@@ -25,8 +27,9 @@ struct AffineCoder {
   float zero, step, top;
 };
 
+template <float (*kLoad)(uint16_t, ParamType) = load_param>
 KVQ_HD inline AffineCoder affine_coder(AffineParams params, uint32_t levels, ParamType type) {
-  const float s = load_param(params.s, type), z = load_param(params.z, type);
+  const float s = kLoad(params.s, type), z = kLoad(params.z, type);
   return s == 0.0f ? AffineCoder{z, 1.0f, 0.0f} : AffineCoder{z, s, float(levels - 1)};
 }
 

@@ -13,13 +13,12 @@ void widen_rest(uint8_t *codes, uint32_t tokens, uint32_t rest);
 // Whether dot products read the planes of a region: not for so many rows that decoding it once costs less, and not from the middle of the
 // fields that values of several tokens share.
 inline bool reads_planes(const Run &run, const Region &region, const TensorLayout &layout, const Tile &tile) {
-  constexpr uint32_t kMostDigitRows = 4;  // taking digits apart costs as much as a product with two
   if (!region.across || !run.kernels.dot_planes) return false;
   if (region.table && region.table->levels > run.kernels.mapped) return false;
   const uint32_t digits = kSchemeTable[region.packing.scheme].digits;
   if (digits == 1) return run.rows <= run.kernels.planes_rows;
-  if (run.rows > std::min(kMostDigitRows, run.kernels.planes_rows) || digits > run.kernels.digits) return false;
-  return layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens);
+  const uint32_t most = region.line <= kNearBytes ? run.kernels.near_rows : run.kernels.digits_rows;
+  return run.rows <= most && (layout.keys || (tile.from == 0 && tile.end == layout.tile_tokens));
 }
 // Bytes of its planes before quad `quad`.
 inline size_t planes_before(const Region &region, uint32_t quad) {

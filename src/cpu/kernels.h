@@ -11,6 +11,8 @@ namespace kvq::cpu {
 inline constexpr uint32_t kTileTokens = 128;  // most tokens of a tile
 inline constexpr uint32_t kRows = 16;         // query rows (query token x query head) that share one decoded tile
 inline constexpr uint32_t kSlack = 512;       // bytes behind every scratch array that kernels may touch
+inline constexpr uint32_t kNearBytes = 8192;
+inline constexpr uint32_t kDepth = 16;        // quads that dot_codes may read at once: behind the last one they may hold anything
 inline constexpr float kFineSteps = 32768.0f;  // half of them is a weight
 inline constexpr uint32_t kSumSpan = 256;     // weights that one int32 accumulator may take: 255 * 32767 * 256 < 2^31
 
@@ -125,15 +127,15 @@ struct Kernels {
   // Null, or what a thread calls before and after it runs other kernels for blocks of this many rows.
   void (*begin)(uint32_t rows);
   void (*end)();
-  // Most rows for which dot_planes is faster than unpack and dot_codes.
-  uint32_t planes_rows;
   // Planes to codes, 64 bytes a vector; may write kSlack bytes more.  table: null, or what replaces each code, repeating up to 64
   // entries.  shared: the planes of single fields.
   void (*unpack)(const Packing &packing, const uint8_t *planes, const uint8_t *shared, const uint8_t *table, uint8_t *codes);
   void (*dot_codes)(const Dot &dot);
-  // The same from planes that are not decoded to memory first; null: not offered.  Tables may have `mapped` entries, fields `digits` digits.
+  // The same from planes that are not decoded to memory first; null: not offered.  Tables may have `mapped` entries.  It is faster than
+  // unpack and dot_codes up to so many rows; where fields have several digits up to digits_rows, and if what they are decoded to takes
+  // at most kNearBytes, which leaves room in the nearest cache, up to near_rows.  0: not offered.
   void (*dot_planes)(const Dot &dot);
-  uint32_t mapped, digits;
+  uint32_t mapped, planes_rows, digits_rows, near_rows;
   void (*dot_halves)(const Dot &dot);
   void (*dot_floats)(const Dot &dot);
   void (*quantize)(const Quantize &q);

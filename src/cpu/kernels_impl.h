@@ -154,16 +154,11 @@ void dot_vectors(const Dot &dot, uint32_t first, uint32_t end) {
 
 void dot_codes_span(const Dot &dot, uint32_t first, uint32_t end) {
 #ifdef KVQ_TILES
-  const uint32_t quads = (end - first) / kTileQuads * kTileQuads, lanes = dot.lanes / kTileLanes * kTileLanes;
-  if (dot.rows < kTileRows || quads == 0 || lanes == 0) return dot_vectors(dot, first, end);
-  dot_tiles(dot, first, first + quads, lanes);
-  Dot rest = dot;
-  if (first + quads < end) {
-    rest.lanes = lanes, rest.add = true, rest.offset = nullptr, rest.bias = 0;
-    dot_vectors(rest, first + quads, end);
-  }
+  const uint32_t lanes = dot.lanes / kTileLanes * kTileLanes;
+  if (dot.rows < kTileRows || lanes == 0) return dot_vectors(dot, first, end);
+  dot_tiles(dot, first, end, lanes);
   if (lanes == dot.lanes) return;
-  rest = dot;
+  Dot rest = dot;
   rest.x = (const uint8_t *)dot.x + lanes * 4, rest.out += lanes, rest.lanes -= lanes;
   if (dot.lane_scale) rest.lane_scale += lanes;
   if (dot.lane_offset) rest.lane_offset += lanes;
@@ -423,11 +418,9 @@ constexpr Kernels kTable = {
 #ifdef KVQ_TILES
     .begin = begin_tiles,
     .end = end_tiles,
-    .planes_rows = kTileRows - 1,
 #else
     .begin = nullptr,
     .end = nullptr,
-    .planes_rows = 8,
 #endif
     .unpack = unpack,
     .dot_codes = dot_codes,
@@ -437,7 +430,15 @@ constexpr Kernels kTable = {
     .dot_planes = nullptr,
 #endif
     .mapped = kTableEntries,
-    .digits = KVQ_VECTOR_BYTES == 64 ? 5 : 1,
+#ifdef KVQ_TILES
+    .planes_rows = 4,
+    .digits_rows = 4,
+    .near_rows = kTileRows - 1,
+#else
+    .planes_rows = 8,
+    .digits_rows = KVQ_VECTOR_BYTES == 64 ? 4 : 0,
+    .near_rows = KVQ_VECTOR_BYTES == 64 ? 4 : 0,
+#endif
     .dot_halves = dot_values<Halves>,
     .dot_floats = dot_values<Floats>,
     .quantize = quantize,

@@ -214,8 +214,10 @@ uint32_t tail_bits(const Packing &packing) {
   return (packing.tail_fields - packing.short_fields) * scheme.bits + packing.short_fields * bits;
 }
 
-// Every code twice (wide books), a word of rest per class, and kitty's boosted channels.
-size_t code_bytes(uint32_t dim) { return size_t(kTileTokens) * (2 * dim + 4 * 9 + std::min(dim, 256u)) + kSlack; }
+// Every code twice (wide books), a word of rest per class, and kitty's boosted channels; then what products of kDepth quads may read.
+size_t code_bytes(uint32_t dim) {
+  return size_t(kTileTokens) * (2 * dim + 4 * 9 + std::min(dim, 256u)) + kSlack + size_t(kDepth) * 4 * std::max(dim, kTileTokens);
+}
 
 CpuPageFormat::CpuPageFormat(std::pmr::memory_resource *memory, const Tables &tables, uint32_t tokens,
                              std::pmr::vector<HeadFormat> &&keys, std::pmr::vector<HeadFormat> &&values)

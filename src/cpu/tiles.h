@@ -4,7 +4,7 @@
 #if defined(__AMX_INT8__)
 #define KVQ_TILES 1
 constexpr uint32_t kTileRows = 3;  // at least: fewer are faster by vectors
-constexpr uint32_t kTileQuads = 16, kTileLanes = 16;
+constexpr uint32_t kTileQuads = kDepth, kTileLanes = 16;
 
 // High and low bytes of four or of eight rows.
 KVQ_INLINE uint32_t weight_rows(uint32_t rows) { return rows > 4 ? 16 : 8; }
@@ -29,8 +29,9 @@ void end_tiles() { _tile_release(); }
 struct alignas(64) WeightTile {
   uint8_t of[16][64];
 };
-// A tile of four rows from their place: [quad][byte of a row] to [byte of a row][quad], in words of four neighbours.
-KVQ_INLINE void turn_weights(const int16_t *w, uint8_t (*out)[64]) {
+// A tile of four rows from their place: [quad][byte of a row] to [byte of a row][quad], in words of four neighbours; zeros behind `quads`.
+KVQ_INLINE void turn_weights(const int16_t *w, uint32_t quads, uint8_t (*out)[64]) {
+  const __mmask16 used = (__mmask16)((1u << quads) - 1);
   const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
   __m512i x[2][4];  // [half of the words][four quads], of which 128-bit lanes are words
@@ -44,10 +45,10 @@ KVQ_INLINE void turn_weights(const int16_t *w, uint8_t (*out)[64]) {
   for (uint32_t i = 0; i < 2; i++) {
     const __m512i a = _mm512_shuffle_i32x4(x[i][0], x[i][1], 0x44), b = _mm512_shuffle_i32x4(x[i][2], x[i][3], 0x44);
     const __m512i c = _mm512_shuffle_i32x4(x[i][0], x[i][1], 0xee), d = _mm512_shuffle_i32x4(x[i][2], x[i][3], 0xee);
-    _mm512_store_si512(out[4 * i], _mm512_shuffle_i32x4(a, b, 0x88));
-    _mm512_store_si512(out[4 * i + 1], _mm512_shuffle_i32x4(a, b, 0xdd));
-    _mm512_store_si512(out[4 * i + 2], _mm512_shuffle_i32x4(c, d, 0x88));
-    _mm512_store_si512(out[4 * i + 3], _mm512_shuffle_i32x4(c, d, 0xdd));
+    _mm512_store_si512(out[4 * i], _mm512_maskz_shuffle_i32x4(used, a, b, 0x88));
+    _mm512_store_si512(out[4 * i + 1], _mm512_maskz_shuffle_i32x4(used, a, b, 0xdd));
+    _mm512_store_si512(out[4 * i + 2], _mm512_maskz_shuffle_i32x4(used, c, d, 0x88));
+    _mm512_store_si512(out[4 * i + 3], _mm512_maskz_shuffle_i32x4(used, c, d, 0xdd));
   }
 }
 
@@ -128,15 +129,16 @@ KVQ_INLINE void tiles_rows(const Dot &dot, const WeightTile *weights, uint32_t r
   }
 }
 
-// Whole tiles of quads [first, end), which are at most kSumSpan weights, and of `lanes`.
+// Quads [first, end), which are at most kSumSpan weights, and whole tiles of `lanes`.
 void dot_tiles(const Dot &dot, uint32_t first, uint32_t end, uint32_t lanes) {
-  const uint32_t chunks = (end - first) / kTileQuads, group = weight_rows(dot.rows) / 2;
+  const uint32_t chunks = (end - first + kTileQuads - 1) / kTileQuads, group = weight_rows(dot.rows) / 2;
   Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
   for (uint32_t row = 0; row < dot.rows; row += group) {
     WeightTile weights[kSumSpan / 4 / kTileQuads];
-    for (uint32_t i = 0; i < chunks; i++)
+    for (uint32_t i = 0, quad = first; i < chunks; i++, quad += kTileQuads)
       for (uint32_t r = 0; r < group; r += 4)
-        turn_weights((const int16_t *)dot.w + weight_place(dot.w_stride, row + r, first + i * kTileQuads), weights[i].of + 2 * r);
+        turn_weights((const int16_t *)dot.w + weight_place(dot.w_stride, row + r, quad), end - quad < kTileQuads ? end - quad : kTileQuads,
+                     weights[i].of + 2 * r);
     settle(weights);
     tiles_rows(dot, weights, row, dot.rows - row < group ? dot.rows - row : group, first, chunks, lanes, &lines);
   }

@@ -211,6 +211,7 @@ Status PackPlan::plan_layer(uint32_t layer) {
 void PackPlan::allocate(LayerPlan *plan) {
   for (uint32_t c = 0; c < recipe_.classes; c++) {
     const size_t bytes = plan->formats.of[c]->bytes;
+    if (!extends_) plan->memory.reserve(plan->memory.size() + extension_[c].targets.size());
     for (const PackedRef &ref : extension_[c].fresh) ref.page->allocate(plan->layer, bytes);
     if (extends_) continue;
     for (const Target &target : extension_[c].targets)
@@ -230,6 +231,7 @@ void PackPlan::encode(const LayerPlan &plan, const SequenceLayer &rows) {
       if (classes_[t] == c) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_ + t, end - t, &from);
       t = end;
     }
+    to.reserve(extension_[c].targets.size());
     auto next = plan.memory.begin();
     for (const Target &target : extension_[c].targets) {
       void *data = target.page->layers[plan.layer].data();
