@@ -1,4 +1,4 @@
-// Fused kernels for affine codes of 2^w levels in small groups, in rows of keys, and with boosted channels (KIVI, PM-KVQ, Kitty).
+// Fused kernels for affine codes of 2^w levels in small groups, in rows of keys, and with boosted channels (KIVI, Kitty).
 #include "cuda/fields.cuh"
 #include "cuda/fused_kernel.cuh"
 

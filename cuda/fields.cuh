@@ -9,6 +9,7 @@ namespace kvq::cuda {
 // Any of them.
 struct Fields : CodeTraits {
   static constexpr uint32_t kWarps = 12;
+  static constexpr bool kSplitsWeights = true;  // in two parts where 16 bits are too few (scale_weights)
   // How the codes of a class of pages lie in a tile.
   struct Rows {
     uint32_t crumbs, bit;  // planes of two bits, and of one
@@ -35,6 +36,7 @@ struct Fields : CodeTraits {
 };
 // Four levels in groups of 32 tokens and of 32 channels: all of that is known when this is compiled.
 struct HalfFields : CodeTraits {
+  static constexpr bool kSplitsWeights = false;  // its registers are full: that takes a fifth more time
   struct Rows {
     static constexpr uint32_t crumbs = 1, bit = 0, group_mask = 0, pair_bytes = 4 * kTile;
     uint32_t params;
@@ -126,7 +128,7 @@ struct FieldKeys {
 #pragma unroll
     for (int i = 0; i < U / 8 + 1; i++) mine[i] = me.lane + 32 * i < 4 * U ? *reinterpret_cast<const uint32_t *>(positions + 4 * me.lane + 128 * i) : ~0u;
 #pragma unroll 1
-    for (uint32_t k = 0; k < 4 * form.lanes; k++) {
+    for (int k = 0; k < 4 * int(form.lanes); k++) {
       uint32_t slot = ~0u;
 #pragma unroll
       for (int i = 0; i < U / 8 + 1; i++)
@@ -149,7 +151,7 @@ struct FieldKeys {
   template <int H>
   __device__ __forceinline__ void add_upper(const Lane &me, const uint8_t *codes, int (&acc)[N][2][4]) const {
     constexpr uint32_t kCrumb = 0x03030303u;
-    const uint32_t word = me.t < form.lanes ? *reinterpret_cast<const uint32_t *>(codes + 4 * upper_word(form.lanes, me.lane, H)) : 0;
+    const uint32_t word = int(me.t) < int(form.lanes) ? *reinterpret_cast<const uint32_t *>(codes + 4 * upper_word(form.lanes, me.lane, H)) : 0;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -287,6 +289,8 @@ struct StateFor<HalfFields, U, N> {
 // The values of a tile: probabilities are weighed once for every group, against the largest weight of all groups.
 template <class Code, int U, int N>
 struct FieldValues {
+  static constexpr float kMostWeight = 65528.0f, kInteger = 8388608.0f;  // kInteger: what is added to it becomes the bits of an integer
+  enum class Part { all, whole, fraction };                              // of weights: rounded; rounded down, and what that leaves
   using Rows = typename Code::Rows;
   const Rows &rows;
   const uint8_t *codes;
@@ -325,7 +329,7 @@ struct FieldValues {
     if (!kPlain) hide_in(s);
   }
   // Columns of B of the group that begins with pair g; its zeros lie behind its scales.
-  template <bool kPlain>
+  template <bool kPlain, Part kPart>
   __device__ __forceinline__ void weigh_group(const Lane &me, int g, uint32_t (&b)[N][4], FieldZeros<U, N> &zeros) const {
     const uint8_t *at = codes + rows.params + g * (kPlain ? 4 * kTile : rows.pair_bytes);
     float s[8], z[8];
@@ -336,8 +340,13 @@ struct FieldValues {
       uint32_t v[8];
 #pragma unroll
       for (int x = 0; x < 8; x++) {
-        v[x] = __float_as_uint(fmaf(q[n][x], s[x], 8388608.0f));
-        zeros.zero[n][g] = fmaf(p[n][x], z[x], zeros.zero[n][g]);
+        if constexpr (kPart == Part::all) {
+          v[x] = __float_as_uint(fmaf(q[n][x], s[x], kInteger));
+        } else {
+          const float whole = floorf(q[n][x] * s[x]);
+          v[x] = __float_as_uint((kPart == Part::whole ? whole : fmaxf(fmaf(q[n][x], s[x], -whole), 0.0f) * kMostWeight) + kInteger);
+        }
+        if constexpr (kPart != Part::fraction) zeros.zero[n][g] = fmaf(p[n][x], z[x], zeros.zero[n][g]);
       }
       trade_weights(me, v, b[n]);
     }
@@ -386,36 +395,51 @@ struct FieldValues {
         o = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), units[n] * (1.0f / float(1 << 2 * y)), o);
       }
   }
-  template <int kPlanes, int... P>
+  template <int kPlanes, Part kPart, int... P>
   __device__ __forceinline__ void add_pairs(const Lane &me, const float (&units)[N], FieldZeros<U, N> &zeros, Soft<U> (&soft)[N], std::integer_sequence<int, P...>) const {
     uint32_t b[N][4];
-    ((kPlanes == 0 && P & rows.group_mask ? void() : weigh_group<(kPlanes > 0)>(me, P, b, zeros), add_pair<P, kPlanes>(me, b, units, soft)), ...);
+    ((kPlanes == 0 && P & rows.group_mask ? void() : weigh_group<(kPlanes > 0), kPart>(me, P, b, zeros), add_pair<P, kPlanes>(me, b, units, soft)), ...);
+  }
+  template <int kPlanes, Part kPart = Part::all>
+  __device__ __forceinline__ void add_tile(const Lane &me, const float (&units)[N], FieldZeros<U, N> &zeros, Soft<U> (&soft)[N]) const {
+    add_pairs<kPlanes, kPart>(me, units, zeros, soft, std::make_integer_sequence<int, U / 2>());
   }
   __device__ __forceinline__ void finish(const Lane &me, FieldZeros<U, N> &zeros, Soft<U> (&soft)[N]) {
     const bool plain = rows.group_mask == 0 && rows.bit == 0 && !__any_sync(~0u, hidden != 0);
-    if (plain && rows.crumbs == 1)
-      add_tile<1>(me, zeros, soft);
-    else if (plain && rows.crumbs == 2)
-      add_tile<2>(me, zeros, soft);
-    else
-      add_tile<0>(me, zeros, soft);
+    float units[N];
+    if (plain ? scale_weights<true>(me, units) : scale_weights<false>(me, units)) {
+      add_tile<0, Part::whole>(me, units, zeros, soft);
+#pragma unroll
+      for (int n = 0; n < N; n++) units[n] *= 1.0f / kMostWeight;
+      add_tile<0, Part::fraction>(me, units, zeros, soft);
+    } else if (plain && rows.crumbs == 1) {
+      add_tile<1>(me, units, zeros, soft);
+    } else if (plain && rows.crumbs == 2) {
+      add_tile<2>(me, units, zeros, soft);
+    } else {
+      add_tile<0>(me, units, zeros, soft);
+    }
   }
-  template <int kPlanes>
-  __device__ __forceinline__ void add_tile(const Lane &me, FieldZeros<U, N> &zeros, Soft<U> (&soft)[N]) {
-    float s[8], units[N];
-    load_largest<(kPlanes > 0)>(me, s);
+  // Probabilities in units of the largest weight.  Are weights to be split?  Where a token has more than half of a row's weight 16 bits
+  // are too few: beside an outlier's scale the other groups' weights are small integers, and their roundings, all alike, add up.
+  template <bool kPlain>
+  __device__ __forceinline__ bool scale_weights(const Lane &me, float (&units)[N]) {
+    float s[8];
+    load_largest<kPlain>(me, s);
+    bool sharp = false;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      float top = 1e-30f;
+      float top = 1e-30f, sum = 0;
 #pragma unroll
-      for (int x = 0; x < 8; x++) top = fmaxf(top, p[n][x] * s[x]);
+      for (int x = 0; x < 8; x++) top = fmaxf(top, p[n][x] * s[x]), sum = fmaf(p[n][x], s[x], sum);
       top = lanes_max(top);
-      const float inverse = 65528.0f * reciprocal(top);
+      if constexpr (Code::kSplitsWeights) sum = lanes_sum(sum), sharp |= sum > 0 && top > 0.5f * sum;
+      const float inverse = kMostWeight * reciprocal(top);
 #pragma unroll
       for (int x = 0; x < 8; x++) q[n][x] = p[n][x] * inverse;
-      units[n] = top * (1.0f / 65528.0f);
+      units[n] = top * (1.0f / kMostWeight);
     }
-    add_pairs<kPlanes>(me, units, zeros, soft, std::make_integer_sequence<int, U / 2>());
+    return Code::kSplitsWeights && __any_sync(~0u, sharp);
   }
 };
 

@@ -119,9 +119,9 @@ uint32_t boosted_channels(const Codec &codec, const HeadShape &shape) {
   return uint32_t((unsigned __int128)(codec.boost.p) * shape.dim / codec.boost.q);
 }
 
-// Columns: groups are whole tiles, or halves of one.
+// Columns: of keys, in groups of whole tiles or halves of one.
 Codes column_codes(const Codec &codec, const HeadShape &shape) {
-  if (!std::has_single_bit(codec.group) || codec.group < kTile / 2) return {};
+  if (shape.tensor == KVQ_TENSOR_V || !std::has_single_bit(codec.group) || codec.group < kTile / 2) return {};
   const bool whole = codec.group >= kTile;
   if (codec.kind == Kind::kitty) return whole && boosted_channels(codec, shape) <= 16 ? Codes{Code::fields} : Codes{};
   if (codec.kind != Kind::affine_channel) return whole ? Codes{Code::planes} : Codes{};
@@ -142,8 +142,6 @@ Codes codes_of(const Codec &codec, const HeadShape &shape, uint32_t page_tokens)
       return {book_code(codec.levels), has_groups(codec.levels, shape) ? Code::groups : Code::none};
     case Kind::affine_token:
       return row_codes(codec, shape);
-    case Kind::progressive:
-      return codec.levels ? Codes{Code::fields} : Codes{};
     case Kind::polar:
       return {codec.levels == 4 && codec.high == 4 && codec.group % kTile == 0 && std::has_single_bit(codec.group) ? Code::polar : Code::none};
     case Kind::channel_split:

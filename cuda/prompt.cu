@@ -18,7 +18,7 @@ namespace {
 // Three groups of four warps; with wgmma the registers of the last one, of which one warp works, go to the others.
 constexpr uint32_t kThreads = 384;
 constexpr uint32_t kSlack = 1024;  // to align images
-constexpr uint32_t kLeastSlots = 4;  // values of the last tile, keys and values of this one; with low values one more
+constexpr uint32_t kLeastSlots = 4;  // values of the last tile, both parts of keys, values of this one; to keep low values one more
 constexpr uint32_t slot_bytes(uint32_t panels) { return uint32_t(image_bytes(panels) + kLineBytes); }
 
 // Dynamic shared memory: queries (an image for each group of warps), then the ring.
@@ -30,7 +30,7 @@ SharedShape shared_shape(uint32_t dim_k, uint32_t dim_v, const Processors &proce
   const uint32_t panels = prompt_panels(dim_k, dim_v), image = uint32_t(image_bytes(panels)), queries = 2 * image, slot = slot_bytes(panels);
   if (panels == 0 || processors.block_bytes < kFixed + queries) return {0, 0};
   const uint32_t slots = std::min((processors.block_bytes - kFixed - queries) / slot, kMaxSlots);
-  return slots < kLeastSlots + has_low_values(image) ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * slot};
+  return slots < kLeastSlots + keeps_low_values(image) ? SharedShape{0, 0} : SharedShape{slots, kSlack + queries + slots * slot};
 }
 
 // ---- the warp that brings images
@@ -334,15 +334,21 @@ __device__ __forceinline__ void release_values(const Ring &ring, const Taken &ti
   ring.release(tile.values);
   if (tile.head.has(TileHead::kValuesLow)) ring.release(tile.values_low);
 }
+template <int P>
+__device__ __forceinline__ void use_values(const Ring &ring, const Taken &tile, const Weights &weights, RowSums<P> &sums) {
+  begin_values(ring, tile, weights, sums);
+  end_values(sums);
+  release_values(ring, tile);
+}
 
-// The tiles of an item.  Products with a tile's values are under way while the next tile's weights are computed.
+// The tiles of an item.  Products with a tile's values are under way while the next tile's weights are computed, where the ring has room.
 template <int P>
 __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryOperand<P> &q, const uint32_t *positions, uint32_t t, const Visible (&sees)[2], Ring &ring,
                                           RowSums<P> &sums) {
   Taken tile, last;
   float s[32];
   Weights weights;
-  bool first = true;
+  bool first = true;  // no values are waiting
   while (take_tile(ring, tile)) {
     begin_logits(q, ring, tile, s);
     if (!first) begin_values(ring, last, weights, sums);
@@ -362,11 +368,9 @@ __device__ __forceinline__ void use_tiles(const AttendArguments &a, const QueryO
     if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) sums.scale_outputs(alpha);
     weights.pack(s);
     last = tile, first = false;
+    if (!keeps_low_values(image_bytes(P)) && tile.head.has(TileHead::kValuesLow)) use_values(ring, last, weights, sums), first = true;
   }
-  if (first) return;
-  begin_values(ring, last, weights, sums);
-  end_values(sums);
-  release_values(ring, last);
+  if (!first) use_values(ring, last, weights, sums);
 }
 
 constexpr uint32_t kMergeThreads = 256;

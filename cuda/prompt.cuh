@@ -35,8 +35,8 @@ struct TileNote {
 };
 static_assert(sizeof(TileNote) == kNoteBytes);
 
-// Rounded values have a second image, but for large dimensions, whose roundings average out (and whose ring is short).
-KVQ_HD constexpr bool has_low_values(size_t image) { return image <= image_bytes(2); }
+// Has the ring room for the second image of the last tile's values beside all of the next tile's?
+KVQ_HD constexpr bool keeps_low_values(size_t image) { return image <= image_bytes(2); }
 
 struct Images {
   uint8_t *base;

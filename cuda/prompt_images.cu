@@ -308,7 +308,7 @@ __device__ void write_images(const Tile<P> &tile, bool low, float middle, Factor
 template <int P>
 __device__ void write_values(const Tile<P> &tile, float top, bool exact) {
   const float scale = choose_scale(block_max(top));
-  const bool low = !exact && (tile.tensor == 0 || has_low_values(image_bytes(P)));
+  const bool low = !exact;
   write_images(tile, low, 0, [&](uint32_t) { return 1 / scale; });
   if (tile.tensor == 0) {
     if (threadIdx.x == 0) tile.note->key_scale = scale, tile.note->keys_low = low;

@@ -80,7 +80,7 @@ template <bool kAll>
 struct ChannelSum {
   Sum sum, abs;
   int64_t sums = 0, magnitudes = 0;
-  uint32_t low = ~0u, high = 0;
+  uint32_t low = 0xffff, high = 0;
   __device__ void add(uint16_t h) {
     const int64_t n = units(widen(h));
     sums += n;

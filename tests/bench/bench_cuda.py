@@ -11,7 +11,21 @@ import subprocess
 from report import begin, keep, show
 
 SHAPES = [(1, 8192), (1, 32768), (1, 131072), (8, 32768), (64, 4096), (16, 131072)]
-RECIPES = ["tq-3", "tq-2", "tq-4", "pnmix", "kivi-2", "kvq-2.5", "kvq-2", "kvq-3", "semkv", "blockgtq-k3v3", "fp16"]
+RECIPES = [
+    "tq-3",
+    "tq-2",
+    "tq-4",
+    "pnmix",
+    "kivi-2",
+    "kivi-2-g32",
+    "kvq-2.5",
+    "kvq-2",
+    "kvq-3",
+    "semkv",
+    "blockgtq-k3v3",
+    "blockgtq-k3v3-fast",
+    "fp16",
+]
 
 
 def baselines(shapes, heads):
@@ -115,6 +129,7 @@ def main():
             else:
                 print(f"{recipe:14s} {batch:3d}x{context:<7d} {row['failure']}", flush=True)
             report["results"].append(row)
+        keep(report, options.json)  # what is interrupted keeps what it has
     report["others"] = others(options.driver, heads)
     report["calls"] = calls(options.driver, options.recipes)
     keep(report, options.json)
