@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
@@ -216,6 +217,7 @@ std::shared_ptr<Backend> make_cpu_backend(Memory *memory, uint32_t n_threads, co
 const char *cpu_path_name() { return cpu::select_kernels(nullptr)->name; }
 
 void cpu_paths(const char *(&names)[kMostPaths + 1]) {
+  static_assert(std::extent_v<decltype(cpu::UsableKernels::best_first)> <= kMostPaths);
   uint32_t n = 0;
   for (const cpu::Kernels *kernels : cpu::usable_kernels().best_first)
     if (kernels) names[n++] = kernels->name;

@@ -15,7 +15,7 @@ std::shared_ptr<Backend> make_cpu_backend(Memory *memory, uint32_t n_threads, co
 // Name of the kernels that a backend made now without a path would use.
 const char *cpu_path_name();
 // Names of all kernels that run here, best first, and nullptr behind the last.
-inline constexpr uint32_t kMostPaths = 4;
+inline constexpr uint32_t kMostPaths = 6;
 void cpu_paths(const char *(&names)[kMostPaths + 1]);
 
 }  // namespace kvq
