@@ -129,18 +129,26 @@ TEST_CASE("opening, using and closing the library 100 times leaves no thread and
     REQUIRE(handle);
     REQUIRE(dlclose(handle) == 0);
   }
-  long threads_before = 0;
-  size_t bytes_before = 0;
-  for (int round = 0; round < 100; ++round) {
-    const Library kvq(KVQ_LIBRARY_FILE);
-    generate(kvq, round % 2 ? 2 : 1);
-    REQUIRE(dlclose(kvq.handle) == 0);
-    REQUIRE_FALSE(mapped("libkvq"));
-    if (round == 20) threads_before = threads(), bytes_before = allocated_bytes();  // a sanitizer's own thread is there by now
+  const auto rounds = [](int count) {
+    for (int round = 0; round < count; ++round) {
+      const Library kvq(KVQ_LIBRARY_FILE);
+      generate(kvq, round % 2 ? 2 : 1);
+      REQUIRE(dlclose(kvq.handle) == 0);
+      REQUIRE_FALSE(mapped("libkvq"));
+    }
+  };
+  rounds(20);  // a sanitizer's own thread is there by now
+  const long threads_before = threads();
+  // The C library keeps the stacks of threads that have ended, and with them a library's thread-local memory; how many depends on how
+  // fast threads end.  What leaks grows every time.  Under a sanitizer malloc is another, which reports leaks itself.
+  bool grows = true;
+  for (int attempt = 0; attempt < 5 && grows; ++attempt) {
+    const size_t bytes_before = allocated_bytes();
+    rounds(80);
+    grows = !KVQ_SANITIZED && allocated_bytes() > bytes_before + 1024;
   }
+  CHECK_FALSE(grows);
   CHECK(threads_end_at(threads_before));
-  // Under a sanitizer malloc is another, which reports leaks itself.
-  if (!KVQ_SANITIZED) CHECK(allocated_bytes() <= bytes_before + 1024);
 }
 
 TEST_CASE("two copies of the library live side by side and share nothing") {
