@@ -3,6 +3,7 @@
 // Logits are kept in base 2: a row's state is m (a reference), l = sum of 2^(logit - m) and o = sum of 2^(logit - m) * value.
 #pragma once
 #include "codec/row_rules.h"
+#include "cuda/butterfly.cuh"
 #include "cuda/enter.cuh"
 #include "cuda/plan.h"
 #include "kvq/kvq.h"
@@ -136,14 +137,7 @@ __device__ __forceinline__ void rotate_row(uint32_t lane, uint32_t signs, bool i
     for (int j = 0; j < C; j++) x[j] = signs >> j & 1u ? -x[j] : x[j];
   };
   if (!inverse) sign();
-#pragma unroll
-  for (int d = 1; d < C; d *= 2)
-#pragma unroll
-    for (int j = 0; j < C; j++)
-      if (!(j & d)) {
-        const float s = x[j], t = x[j + d];
-        x[j] = s + t, x[j + d] = s - t;
-      }
+  butterfly(x);
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2)
 #pragma unroll

@@ -82,16 +82,7 @@ struct GroupLane {
 #pragma unroll
       for (uint32_t i = 0; i < kSlots; i++)
         if (turned) y[i] = __uint_as_float(__float_as_uint(y[i]) ^ (signs[pass] >> i & 1u) << 31);
-      if (takes_part) {
-#pragma unroll
-        for (uint32_t d = 1; d < kSlots; d *= 2)
-#pragma unroll
-          for (uint32_t i = 0; i < kSlots; i++)
-            if (!(i & d)) {
-              const float a = y[i], b = y[i + d];
-              y[i] = a + b, y[i + d] = a - b;
-            }
-      }
+      if (takes_part) butterfly(y);
       __syncwarp();
       for (uint32_t d = 1; __any_sync(~0u, d < power); d *= 2) {
         const bool crosses = takes_part && d < power;

@@ -7,6 +7,7 @@
 
 #include "codec/affine.h"
 #include "codec/row_rules.h"
+#include "cuda/butterfly.cuh"
 #include "cuda/tile.cuh"
 
 namespace kvq::cuda {
@@ -81,14 +82,7 @@ __device__ inline float tree(const LaneRow &row, float (&v)[kLane]) {
 // The butterfly of a row that has its signs.
 __device__ inline void rotate(const LaneRotation &rotation, LaneRow *row) {
   float(&y)[kLane] = row->y;
-#pragma unroll
-  for (uint32_t d = 1; d < kLane; d *= 2)
-#pragma unroll
-    for (uint32_t i = 0; i < kLane; i++)
-      if (!(i & d)) {
-        const float a = y[i], b = y[i + d];
-        y[i] = a + b, y[i + d] = a - b;
-      }
+  butterfly(y);
   for (uint32_t d = 1; d < row->lanes; d *= 2) {
     const float own = row->lane & d ? -1.0f : 1.0f;  // the upper one's part is a - b; a product with 1 is exact
 #pragma unroll

@@ -288,22 +288,16 @@ struct StateFor<HalfFields, U, N> {
 
 // The values of a tile: probabilities are weighed once for every group, against the largest weight of all groups.
 template <class Code, int U, int N>
-struct FieldValues {
+struct FieldValues : KeptProbabilities<U, N> {
+  using KeptProbabilities<U, N>::p, KeptProbabilities<U, N>::hidden;
   static constexpr float kMostWeight = 65528.0f, kInteger = 8388608.0f;  // kInteger: what is added to it becomes the bits of an integer
   enum class Part { all, whole, fraction };                              // of weights: rounded; rounded down, and what that leaves
   using Rows = typename Code::Rows;
   const Rows &rows;
   const uint8_t *codes;
-  float p[N][8];
-  float q[N][8];        // in units of the weights
-  uint32_t hidden = 0;  // tokens that do not exist: nothing was written there
+  float q[N][8];  // probabilities in units of the weights
 
   __device__ __forceinline__ FieldValues(const Lane &, const Rows &rows_of, const uint8_t *at) : rows(rows_of), codes(at) {}
-  __device__ __forceinline__ void hide(int x) { hidden |= 1u << x; }
-  __device__ __forceinline__ void weigh(const Lane &, int n, const float (&probability)[8], Soft<U> &) {
-#pragma unroll
-    for (int x = 0; x < 8; x++) p[n][x] = probability[x];
-  }
   __device__ __forceinline__ void hide_in(float (&s)[8]) const {
 #pragma unroll
     for (int x = 0; x < 8; x++)

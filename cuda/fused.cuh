@@ -193,10 +193,19 @@ struct RowKeys {
 // Affine columns of any widths up to 6 (planes): scales go into the query once per group, zeros into one number.  So does what rounding
 // has left of the query, times the middle of the levels: codes count from 0, and would carry it into the logits of all tokens of the
 // group alike.  Two bits of a register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
-struct Planes {
-  static constexpr uint32_t kWarps = 16;
-  using Rows = RowClass;
-};
+struct Planes : CodeTraits {};
+
+// Logits of sums of codes that lie so.
+template <int N>
+__device__ __forceinline__ void column_logits(const int (&acc)[N][4][4], const float (&unit)[N], const float (&zero)[N], float (&s)[N][8]) {
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int x = 0; x < 8; x++) {
+      const int *c = &acc[n][x / 2][2 * (x & 1)];
+      s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
+    }
+}
 
 template <int U, int N>
 struct ColumnKeys {
@@ -359,13 +368,7 @@ struct ColumnKeys {
         times_four(acc);
       }
     }
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
-      }
+    column_logits(acc, unit, zero, s);
   }
 };
 
@@ -489,6 +492,17 @@ struct NoState {
 template <class Code, int U, int N>
 struct StateFor {
   using Type = NoState;
+};
+// Of values with several scales a token, which are weighed when all rows' probabilities are there.
+template <int U, int N>
+struct KeptProbabilities {
+  float p[N][8];
+  uint32_t hidden = 0;  // tokens that do not exist: nothing was written there
+  __device__ __forceinline__ void hide(int x) { hidden |= 1u << x; }
+  __device__ __forceinline__ void weigh(const Lane &, int n, const float (&probability)[8], Soft<U> &) {
+#pragma unroll
+    for (int x = 0; x < 8; x++) p[n][x] = probability[x];
+  }
 };
 template <class Code, int U, int N>
 struct TileValues {

@@ -21,9 +21,8 @@ struct UnitWidths {
 
 // ---- keys
 
-struct Groups {
+struct Groups : CodeTraits {
   static constexpr uint32_t kWarps = 12;
-  using Rows = RowClass;
 };
 
 template <int U, int N>
@@ -208,18 +207,12 @@ struct GroupValues : CodeTraits {
 };
 
 template <int U, int N>
-struct TileValues<GroupValues, U, N> {
+struct TileValues<GroupValues, U, N> : KeptProbabilities<U, N> {
+  using KeptProbabilities<U, N>::p, KeptProbabilities<U, N>::hidden;
   const GroupRows &rows;
   const uint8_t *codes;
-  float p[N][8];
-  uint32_t hidden = 0;  // tokens that do not exist: nothing was written there
 
   __device__ __forceinline__ TileValues(const Lane &, const GroupRows &rows_of, const uint8_t *at) : rows(rows_of), codes(at) {}
-  __device__ __forceinline__ void hide(int x) { hidden |= 1u << x; }
-  __device__ __forceinline__ void weigh(const Lane &, int n, const float (&probability)[8], Soft<U> &) {
-#pragma unroll
-    for (int x = 0; x < 8; x++) p[n][x] = probability[x];
-  }
   // Columns of B of a group; its book's scale goes into the units.
   __device__ __forceinline__ void weigh_group(const Lane &me, float scale, const uint8_t *at, uint32_t (&b)[N][4], float (&units)[N]) const {
     float h[8];

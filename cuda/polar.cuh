@@ -9,9 +9,8 @@
 
 namespace kvq::cuda {
 
-struct Polar {
+struct Polar : CodeTraits {
   static constexpr uint32_t kWarps = 12;
-  using Rows = RowClass;
 };
 
 template <int U, int N>
@@ -114,13 +113,7 @@ struct PolarKeys {
   __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
     int acc[N][4][4] = {};
     add_all(me, codes, acc, std::make_integer_sequence<int, U / 4>());
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
-      }
+    column_logits(acc, unit, zero, s);
   }
 };
 
