@@ -76,26 +76,17 @@ void logits_of_rows(const Run &run, const Domain &domain, const TensorLayout &la
   }
 }
 
-// `count` slots from `quad` on: a region, or all of them up to their `ends`.
-void weigh_region(const Run &run, const Domain &domain, uint32_t quad, uint32_t count, RowWeights *weights, const uint32_t *ends) {
-  Slice &slice = run.slice;
-  Quantize quantize{};
-  quantize.x = domain.lined + quad * 4;
-  quantize.x_stride = run.dims.weights();
-  quantize.s = slice.line + quad * 4;
-  quantize.n = count;
-  quantize.rows = run.rows;
-  quantize.w = slice.w + weight_place(0, 0, quad);
-  quantize.ends = ends;
-  quantize.span_stride = sizeof(RowWeights) / sizeof(int32_t);
-  if (run.precise) quantize.fine = slice.fine + weight_place(0, 0, quad);
-  weigh(run, &quantize, weights);
+// Weights of all rows for `count` slots from `quad` on.
+void weigh_slots(const Run &run, Quantize *quantize, uint32_t quad, uint32_t count, RowWeights *weights) {
+  quantize->n = count;
+  quantize->rows = run.rows;
+  quantize->w = run.slice.w + weight_place(0, 0, quad);
+  if (run.precise) quantize->fine = run.slice.fine + weight_place(0, 0, quad);
+  weigh(run, quantize, weights);
 }
 
-// Scales of a group's slots go into the query once per group, zeros into one number.
-void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, float *totals) {
+void weigh_regions(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, float *totals) {
   Slice &slice = run.slice;
-  RowWeights *weights = slice.weights;
   load_slot_params(run, layout, params);
   line_up(layout, params, slice.scale, 4.0f, slice.line);
   for (uint32_t r = 0; r < run.rows; r++) {
@@ -103,11 +94,40 @@ void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, con
     if (layout.boosted) line_up_upper(layout, params, query, domain.lined + size_t(r) * run.dims.weights());
     totals[r] = run.kernels.dot_product(query, slice.zero, layout.dim);
   }
-  if (run.precise || layout.ends.empty()) {
-    for (uint32_t i = 0; i < layout.regions.size(); i++) weigh_region(run, domain, layout.regions[i].quad, layout.regions[i].count, &weights[i], nullptr);
-    return;
+  for (uint32_t i = 0; i < layout.regions.size(); i++) {
+    const Region &region = layout.regions[i];
+    Quantize quantize{};
+    quantize.x = domain.lined + region.quad * 4;
+    quantize.x_stride = run.dims.weights();
+    quantize.s = slice.line + region.quad * 4;
+    weigh_slots(run, &quantize, region.quad, region.count, &slice.weights[i]);
   }
-  weigh_region(run, domain, 0, layout.ends.back(), weights, layout.ends.data());
+}
+
+// All regions at once: their slots lie in the order of the decoded tile, behind those without codes.
+void weigh_line(const Run &run, const Domain &domain, const TensorLayout &layout, const uint8_t *params, float *totals) {
+  Slice &slice = run.slice;
+  RowWeights *weights = slice.weights;
+  const uint32_t first = layout.regions.front().first;
+  load_slots(run, layout, params);
+  Quantize quantize{};
+  quantize.x = domain.query + first;
+  quantize.x_stride = run.dims.query();
+  quantize.s = slice.scale + first;
+  quantize.zero = slice.zero + first;
+  quantize.ends = layout.ends.data();
+  quantize.span_stride = sizeof(RowWeights) / sizeof(int32_t);
+  weigh_slots(run, &quantize, 0, layout.ends.back(), weights);
+  for (uint32_t r = 0; r < run.rows; r++) {
+    totals[r] = first ? run.kernels.dot_product(domain.query + size_t(r) * run.dims.query(), slice.zero, first) : 0.0f;
+    for (uint32_t i = 0; i < layout.regions.size(); i++) totals[r] += weights[i].offset[r] + float(layout.regions[i].bias) * weights[i].total[r];
+  }
+}
+
+// Scales of a group's slots go into the query once per group, zeros into one number.
+void weigh_group(const Run &run, Domain &domain, const TensorLayout &layout, const uint8_t *params, float *totals) {
+  if (run.precise || layout.ends.empty()) return weigh_regions(run, domain, layout, params, totals);
+  weigh_line(run, domain, layout, params, totals);
 }
 
 // Every group has weights of its own; the scales are in them.

@@ -76,9 +76,13 @@ float load_token_scalars(const Run &run, const TensorLayout &layout, const Regio
   return most;
 }
 
-void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
+void load_slots(const Run &run, const TensorLayout &layout, const uint8_t *params) {
   load_params(run, layout, params, layout.dim, 1.0f, run.slice.scale);
   load_params(run, layout, params + size_t(layout.dim) * layout.param_bytes, layout.dim, 1.0f, run.slice.zero);
+}
+
+void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params) {
+  load_slots(run, layout, params);
   for (const Region &region : layout.regions) {
     float *zero = run.slice.zero + region.first;
     const float *scale = run.slice.scale + region.first, bias = float(bias_of(run, region));

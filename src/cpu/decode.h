@@ -39,7 +39,9 @@ float load_token_params(const Run &run, const TensorLayout &layout, const uint8_
 // all rows see all tokens of their vectors.
 float load_token_scalars(const Run &run, const TensorLayout &layout, const Region &region, const uint8_t *params, uint32_t param,
                          const Tile &tile);
-// Scales and zeros of a group of a column format, to slice.scale and slice.zero by slot, biases added to the zeros.
+// Scales and zeros of a group of a column format, to slice.scale and slice.zero by slot.
+void load_slots(const Run &run, const TensorLayout &layout, const uint8_t *params);
+// The same, biases added to the zeros.
 void load_slot_params(const Run &run, const TensorLayout &layout, const uint8_t *params);
 // The boosted channels of a group (kitty).
 const uint16_t *boosted_channels(const TensorLayout &layout, const uint8_t *params);

@@ -8,8 +8,8 @@
 // or less; it is more where values cancel each other, or large terms of the logits do.  Then the row is computed again, with 31 bits.
 //
 // Errors of probabilities are not independent of each other where the same code comes in all tokens of a channel, or the same
-// probability again and again.  The first tiles of a row, and those whose largest weight passes all others by far, may not rely on it:
-// what rounding left of their weights is added where their share could show.
+// probability again and again.  In such a tile the sum of all errors, which is known, multiplies the code.  The first tiles of a row, and
+// those whose largest weight passes all others by far, may show that: what rounding left of their weights is then added.
 //
 // Where weights multiply codes less a bias, the products of scales that come to zeros for it are rounded to 24 bits.
 #pragma once
@@ -31,6 +31,9 @@ struct Doubts {
 
 // Squares: of what may stay of a tile, as its share in the output, and of a few roundings of zeros to 24 bits.
 inline constexpr float kTileShare = 7e-9f, kZeroShare = 0x1p-44f;
+
+// Codes at the ends of their levels: how many times the usual square they may have.
+inline constexpr float kCodes = 3.0f;
 
 // Whether a row of `dim` channels whose output has the sum of squares `power` is within the tolerance.
 bool is_certain(const Doubts &doubt, uint32_t row, uint32_t dim, double power);

@@ -103,17 +103,26 @@ KVQ_INLINE void load_codes(Words (&words)[N], const uint8_t *unit, const Table *
   }
 }
 
-template <uint32_t N>
-KVQ_INLINE void finish_sums(const Sums (&sums)[N], const Dot &dot, uint32_t row, uint32_t lane) {
-  VInt totals[N];
+template <uint32_t ROWS, uint32_t N>
+KVQ_INLINE void finish_sums(const Sums (&sums)[ROWS][N], const Batch &batch, uint32_t row, uint32_t rows, uint32_t lane) {
+  VInt totals[ROWS][N];
 #pragma GCC unroll 4
-  for (uint32_t i = 0; i < N; i++) totals[i] = total(sums[i]);
-  finish_row<N>(totals, dot, row, lane);
+  for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < N; i++) totals[r][i] = total(sums[r][i]);
+  finish_totals(totals, batch, row, rows, lane);
+}
+template <uint32_t ROWS, uint32_t N>
+KVQ_INLINE void start_sums(Sums (&sums)[ROWS][N], const Batch &batch, uint32_t row) {
+#pragma GCC unroll 4
+  for (uint32_t r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < N; i++) sums[r][i] = start_sums(batch.start[row + r]);
 }
 
 // Vectors from `vector` of a quad on, the first of which is field FIELD of its unit.  QUADS: of a unit, if it has more than one.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD>
-__attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32_t vector, uint32_t part) {
+__attribute__((noinline)) void planes_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part) {
   using Block = BlockOf<ROWS>;
   constexpr uint32_t kN = Block::kVectors, kWords = kN * Block::kParts;
   constexpr uint32_t kSecond = QUADS == 2 ? FIELD + S::kFields / 2 : FIELD;  // field of the second quad of a step
@@ -126,8 +135,8 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
   load_tables<S, FIELD, kN>(tables[0], planes.table);
   load_tables<S, kSecond, kN>(tables[1], planes.table);
   Sums sums[ROWS][kWords];
-  start_block<ROWS, kWords>(sums, dot, row, 0);
-  Prefetch lines = lines_of(dot);
+  start_sums<ROWS, kWords>(sums, *batch, row);
+  Prefetch lines = batch->lines;
 #pragma GCC unroll 1
   for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
     fetch_beside<kN>(&lines);
@@ -139,10 +148,8 @@ __attribute__((noinline)) void planes_block(const Dot &dot, uint32_t row, uint32
     add_words<ROWS, kWords>(sums, words, w + 16);
     x += QUADS == 2 ? unit : quad;
   }
-  if (dot.prefetch) *dot.prefetch = lines;
-#pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++)
-    if (r < 3 || row + r < dot.rows) finish_sums<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+  batch->lines = lines;
+  finish_sums(sums, *batch, row, dot.rows - row, vector * 16 + part * kLanes);
 }
 
 // ---- fields of several digits, which are neighbouring quads: with 16 registers it is faster to decode them to memory once
@@ -232,7 +239,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
 
 // As planes_block(); QUADS: groups of a unit, if it has more than one.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD>
-__attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32_t vector, uint32_t part) {
+__attribute__((noinline)) void digits_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part) {
   using Block = BlockOf<ROWS>;
   constexpr uint32_t kParts = Block::kParts, kWords = Block::kVectors * kParts, kStep = S::kDigits * 16;
   const Planes &planes = dot.planes;
@@ -243,8 +250,8 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
   DigitSource<S, kWords> source;
   source.load(planes.table);
   Sums sums[ROWS][kWords];
-  start_block<ROWS, kWords>(sums, dot, row, 0);
-  Prefetch lines = lines_of(dot);
+  start_sums<ROWS, kWords>(sums, *batch, row);
+  Prefetch lines = batch->lines;
   uint32_t group = 0;
 #pragma GCC unroll 1
   for (; group < groups; group += QUADS, x += step) {
@@ -257,10 +264,8 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
     }
   }
   for (; group * S::kDigits < dot.depth; group++, w += kStep) add_shared<S, kParts, ROWS, kWords>(sums, dot, group, at, part, w);
-  if (dot.prefetch) *dot.prefetch = lines;
-#pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++)
-    if (r < 3 || row + r < dot.rows) finish_sums<kWords>(sums[r], dot, row + r, vector * 16 + part * kLanes);
+  batch->lines = lines;
+  finish_sums(sums, *batch, row, dot.rows - row, vector * 16 + part * kLanes);
 }
 
 #endif
@@ -269,67 +274,73 @@ __attribute__((noinline)) void digits_block(const Dot &dot, uint32_t row, uint32
 
 // The block whose first field is `field`.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD = 0>
-KVQ_INLINE void planes_at(const Dot &dot, uint32_t row, uint32_t vector, uint32_t part, uint32_t field) {
+KVQ_INLINE void planes_at(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part, uint32_t field) {
   if constexpr (FIELD < S::kFields / QUADS) {
     if (field == FIELD) {
 #if KVQ_VECTOR_BYTES == 64
-      if constexpr (S::kDigits > 1) return digits_block<S, QUADS, ROWS, FIELD>(dot, row, vector, part);
+      if constexpr (S::kDigits > 1) return digits_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector, part);
 #endif
-      if constexpr (S::kDigits == 1) return planes_block<S, QUADS, ROWS, FIELD>(dot, row, vector, part);
+      if constexpr (S::kDigits == 1) return planes_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector, part);
     }
-    planes_at<S, QUADS, ROWS, FIELD + BlockOf<ROWS>::kVectors>(dot, row, vector, part, field);
+    planes_at<S, QUADS, ROWS, FIELD + BlockOf<ROWS>::kVectors>(dot, batch, row, vector, part, field);
   }
 }
 
 template <class S, uint32_t QUADS, uint32_t ROWS>
-KVQ_INLINE void planes_rows(const Dot &dot, uint32_t row) {
+KVQ_INLINE void planes_rows(const Dot &dot, Batch *batch, uint32_t row) {
   using Block = BlockOf<ROWS>;
   for (uint32_t vector = 0; vector < dot.lanes / 16; vector += Block::kVectors)
     for (uint32_t step = 0; step < Block::kSteps; step++)
-      planes_at<S, QUADS, ROWS>(dot, row, vector, step, (dot.planes.vector + vector) % S::kFields);
+      planes_at<S, QUADS, ROWS>(dot, batch, row, vector, step, (dot.planes.vector + vector) % S::kFields);
 }
 
 template <SchemeId ID, uint32_t QUADS>
-void planes_scheme(const Dot &dot) {
+void planes_scheme(const Dot &dot, Batch *batch) {
   using S = SchemeOf<ID>;
   uint32_t row = 0;
-  for (; row + 4 <= dot.rows; row += 4) planes_rows<S, QUADS, 4>(dot, row);
+  for (; row + 4 <= dot.rows; row += 4) planes_rows<S, QUADS, 4>(dot, batch, row);
   switch (dot.rows - row) {
     case 3:  // a fourth row of no use costs less than another block
-      return planes_rows<S, QUADS, 4>(dot, row);
+      return planes_rows<S, QUADS, 4>(dot, batch, row);
     case 2:
-      return planes_rows<S, QUADS, 2>(dot, row);
+      return planes_rows<S, QUADS, 2>(dot, batch, row);
     case 1:
-      return planes_rows<S, QUADS, 1>(dot, row);
+      return planes_rows<S, QUADS, 1>(dot, batch, row);
   }
 }
 
-void dot_planes(const Dot &dot) {
+KVQ_INLINE void planes_of_any(const Dot &dot, Batch *batch) {
   const SchemeId scheme = dot.planes.packing->scheme;
   const bool two = kSchemeTable[scheme].fields > dot.planes.across;
   switch (scheme) {
     case kBits1:
-      return two ? planes_scheme<kBits1, 2>(dot) : planes_scheme<kBits1, 1>(dot);
+      return two ? planes_scheme<kBits1, 2>(dot, batch) : planes_scheme<kBits1, 1>(dot, batch);
     case kBits2:
-      return planes_scheme<kBits2, 1>(dot);
+      return planes_scheme<kBits2, 1>(dot, batch);
     case kBits3:
-      return two ? planes_scheme<kBits3, 2>(dot) : planes_scheme<kBits3, 1>(dot);
+      return two ? planes_scheme<kBits3, 2>(dot, batch) : planes_scheme<kBits3, 1>(dot, batch);
     case kBits4:
-      return planes_scheme<kBits4, 1>(dot);
+      return planes_scheme<kBits4, 1>(dot, batch);
     case kBits5:
-      return two ? planes_scheme<kBits5, 2>(dot) : planes_scheme<kBits5, 1>(dot);
+      return two ? planes_scheme<kBits5, 2>(dot, batch) : planes_scheme<kBits5, 1>(dot, batch);
     case kBits6:
-      return planes_scheme<kBits6, 1>(dot);
+      return planes_scheme<kBits6, 1>(dot, batch);
 #if KVQ_VECTOR_BYTES == 64
     case kBase3:
-      return planes_scheme<kBase3, 1>(dot);
+      return planes_scheme<kBase3, 1>(dot, batch);
     case kBase5:
-      return two ? planes_scheme<kBase5, 2>(dot) : planes_scheme<kBase5, 1>(dot);
+      return two ? planes_scheme<kBase5, 2>(dot, batch) : planes_scheme<kBase5, 1>(dot, batch);
     case kBase6:
-      return planes_scheme<kBase6, 1>(dot);
+      return planes_scheme<kBase6, 1>(dot, batch);
 #endif
     default:
       return;
   }
+}
+
+void dot_planes(const Dot &dot) {
+  Batch batch = batch_of(dot, 0);
+  planes_of_any(dot, &batch);
+  if (dot.prefetch) *dot.prefetch = batch.lines;
 }
 #endif

@@ -122,18 +122,54 @@ KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uin
   for (; lane < dot.lanes; lane += kLanes) dot_codes_block<ROWS, 1>(dot, row, lane, first, end);
 }
 
-// Results of a row, which are whole vectors.
-template <uint32_t N>
-KVQ_INLINE void finish_row(const VInt (&totals)[N], const Dot &dot, uint32_t row, uint32_t lane) {
-  const VFloat scale = all(dot.scale[row]), offset = dot.offset ? all(dot.offset[row]) : VFloat{};
-  float *out = dot.out + row * dot.out_stride + lane;
+// What the blocks of a dot product whose lanes are whole vectors have in common, ready for use: they have nothing to ask.
+struct Batch {
+  Prefetch lines;
+  const float *scale, *offset;             // [rows]
+  const float *lane_scale, *lane_offset;   // [lanes], or ones
+  uint32_t scale_lanes, offset_lanes;      // masks of a lane's number: nothing of it counts for ones
+  float *out;
+  size_t out_stride;
+  int32_t kept;                            // mask of what `out` held
+  int32_t start[kRows];                    // of sums
+};
+
+// `span`: of weights.
+KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
+  static constexpr float kZeros[kRows] = {};
+  alignas(64) static constexpr float kOnes[64] = {
+      1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+      1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const float *ones = kOnes;
+  Batch batch{lines_of(dot), dot.scale, dot.offset ? dot.offset : kZeros, dot.lane_scale ? dot.lane_scale : ones,
+              dot.lane_offset ? dot.lane_offset : ones, dot.lane_scale ? ~0u : 0u, dot.lane_offset ? ~0u : 0u, dot.out, dot.out_stride,
+              dot.add ? -1 : 0, {}};
+  for (uint32_t r = 0; dot.bias && r < dot.rows; r++) batch.start[r] = -dot.bias * dot.sum[r * dot.sum_stride + span];
+  return batch;
+}
+
+// Results of `rows` rows from `row` on.  LANES: lanes have factors of their own.
+template <bool LANES, uint32_t ROWS, uint32_t N>
+KVQ_INLINE void store_totals(const VInt (&totals)[ROWS][N], const Batch &batch, uint32_t row, uint32_t rows, uint32_t lane) {
+  const float *scale = batch.scale + row, *offset = batch.offset + row;
+  const float *lane_scale = batch.lane_scale + (lane & batch.scale_lanes), *lane_offset = batch.lane_offset + (lane & batch.offset_lanes);
+  const VInt kept = all_int(batch.kept);
+  const size_t stride = batch.out_stride;  // copies: stores could be to a batch
+  float *out = batch.out + row * stride + lane;
 #pragma GCC unroll 4
-  for (uint32_t i = 0; i < N; i++) {
-    VFloat sum = scale * to_float(totals[i]);
-    if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane + i * kLanes);
-    sum += dot.lane_offset ? offset * load<VFloat>(dot.lane_offset + lane + i * kLanes) : offset;
-    store(out + i * kLanes, dot.add ? sum + load<VFloat>(out + i * kLanes) : sum);
+  for (uint32_t r = 0; r < ROWS; r++, out += stride) {
+    if (r == 3 && rows < 4) break;
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < N; i++) {
+      const VFloat before = (VFloat)(load<VInt>(out + i * kLanes) & kept), sum = all(scale[r]) * to_float(totals[r][i]);
+      store(out + i * kLanes, LANES ? sum * load<VFloat>(lane_scale + i * kLanes) + (offset[r] * load<VFloat>(lane_offset + i * kLanes) + before)
+                                    : sum + (all(offset[r]) + before));
+    }
   }
+}
+template <uint32_t ROWS, uint32_t N>
+KVQ_INLINE void finish_totals(const VInt (&totals)[ROWS][N], const Batch &batch, uint32_t row, uint32_t rows, uint32_t lane) {
+  batch.scale_lanes | batch.offset_lanes ? store_totals<true>(totals, batch, row, rows, lane) : store_totals<false>(totals, batch, row, rows, lane);
 }
 
 #include "cpu/tiles.h"

@@ -148,7 +148,7 @@ void add_regions(const Tables &tables, const HeadFormat &format, TensorLayout *o
 
 // Weights are made a vector at a time, at most kSumSpan in a sum.
 void set_ends(TensorLayout *out) {
-  const bool whole = std::all_of(out->regions.begin(), out->regions.end(), [](const Region &region) { return region.count % 16 == 0; });
+  const bool whole = std::all_of(out->regions.begin(), out->regions.end(), [](const Region &region) { return (region.first | region.count) % 16 == 0; });
   if (!out->keys || out->family != Family::columns || out->boosted || !whole || 4 * out->quads > kSumSpan) return;
   for (const Region &region : out->regions) out->ends.push_back(4 * region.quad + region.count);
 }

@@ -98,41 +98,39 @@ KVQ_INLINE void multiply_tiles(const WeightTile *weights, const uint8_t *x, size
 
 // What a block of tiles of lanes has become.
 template <uint32_t N>
-KVQ_INLINE void finish_tiles(const Dot &dot, const SumTile *sums, uint32_t row, uint32_t rows, uint32_t lane, const int32_t *start) {
+KVQ_INLINE void finish_tiles(const Batch &batch, const SumTile *sums, uint32_t row, uint32_t rows, uint32_t lane) {
 #pragma GCC unroll 1
   for (uint32_t r = 0; r < rows; r++) {
-    VInt totals[N];
+    VInt totals[1][N];
 #pragma GCC unroll 4
-    for (uint32_t v = 0; v < N; v++) totals[v] = (load<VInt>(sums[v].of[2 * r]) << 8) + load<VInt>(sums[v].of[2 * r + 1]) + all_int(start[r]);
-    finish_row<N>(totals, dot, row + r, lane);
+    for (uint32_t v = 0; v < N; v++) totals[0][v] = (load<VInt>(sums[v].of[2 * r]) << 8) + load<VInt>(sums[v].of[2 * r + 1]) + all_int(batch.start[row + r]);
+    finish_totals(totals, batch, row + r, 1, lane);
   }
 }
 
 // All lanes of up to eight rows.  A block is finished behind the products of the next one: what is stored in tiles takes a while to come
 // back in vectors.
-KVQ_INLINE void tiles_rows(const Dot &dot, const WeightTile *weights, uint32_t row, uint32_t rows, uint32_t first, uint32_t chunks,
-                           uint32_t lanes, Prefetch *lines) {
+KVQ_INLINE void tiles_rows(const Dot &dot, Batch *batch, const WeightTile *weights, uint32_t row, uint32_t rows, uint32_t first,
+                           uint32_t chunks, uint32_t lanes) {
   constexpr uint32_t kStep = 4 * kTileLanes;
   const uint8_t *x = (const uint8_t *)dot.x + first * dot.stride;
-  int32_t start[8];
-  for (uint32_t r = 0; r < rows; r++) start[r] = dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0;
   SumTile sums[2][4];
   uint32_t lane = 0;
   for (; lane + kStep <= lanes; lane += kStep) {
-    multiply_tiles<4>(weights, x + lane * 4, dot.stride, chunks, lines, sums[lane / kStep % 2]);
-    if (lane) finish_tiles<4>(dot, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep, start);
+    multiply_tiles<4>(weights, x + lane * 4, dot.stride, chunks, &batch->lines, sums[lane / kStep % 2]);
+    if (lane) finish_tiles<4>(*batch, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep);
   }
-  if (lane) finish_tiles<4>(dot, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep, start);
+  if (lane) finish_tiles<4>(*batch, sums[(lane / kStep + 1) % 2], row, rows, lane - kStep);
   for (; lane < lanes; lane += kTileLanes) {
-    multiply_tiles<1>(weights, x + lane * 4, dot.stride, chunks, lines, sums[0]);
-    finish_tiles<1>(dot, sums[0], row, rows, lane, start);
+    multiply_tiles<1>(weights, x + lane * 4, dot.stride, chunks, &batch->lines, sums[0]);
+    finish_tiles<1>(*batch, sums[0], row, rows, lane);
   }
 }
 
 // Quads [first, end), which are at most kSumSpan weights, and whole tiles of `lanes`.
 void dot_tiles(const Dot &dot, uint32_t first, uint32_t end, uint32_t lanes) {
   const uint32_t chunks = (end - first + kTileQuads - 1) / kTileQuads, group = weight_rows(dot.rows) / 2;
-  Prefetch lines = dot.prefetch ? *dot.prefetch : Prefetch{};
+  Batch batch = batch_of(dot, first / (kSumSpan / 4));
   for (uint32_t row = 0; row < dot.rows; row += group) {
     WeightTile weights[kSumSpan / 4 / kTileQuads];
     for (uint32_t i = 0, quad = first; i < chunks; i++, quad += kTileQuads)
@@ -140,8 +138,8 @@ void dot_tiles(const Dot &dot, uint32_t first, uint32_t end, uint32_t lanes) {
         turn_weights((const int16_t *)dot.w + weight_place(dot.w_stride, row + r, quad), end - quad < kTileQuads ? end - quad : kTileQuads,
                      weights[i].of + 2 * r);
     settle(weights);
-    tiles_rows(dot, weights, row, dot.rows - row < group ? dot.rows - row : group, first, chunks, lanes, &lines);
+    tiles_rows(dot, &batch, weights, row, dot.rows - row < group ? dot.rows - row : group, first, chunks, lanes);
   }
-  if (dot.prefetch) *dot.prefetch = lines;
+  if (dot.prefetch) *dot.prefetch = batch.lines;
 }
 #endif
