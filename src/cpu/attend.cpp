@@ -106,11 +106,11 @@ void note(const Run &run, const Survey &survey) {
 void follow(const Run &run) {
   Slice &slice = run.slice;
   bool passed = false;
-  for (uint32_t r = 0; r < run.rows; r++) {
-    const float most = slice.most[r];
-    if (most == kNothing) continue;
-    slice.doubt.largest[r] = std::max(slice.doubt.largest[r], std::fabs(most) * run.unit);
-    passed |= most > slice.reference[r] + kRaise;
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four most = four_of(slice.most + r), seen = most > kNothing ? most : Four{}, size = greater_of(seen, -seen) * run.unit;
+    set_four(slice.doubt.largest + r, greater_of(four_of(slice.doubt.largest + r), size));
+    const auto above = most > four_of(slice.reference + r) + kRaise;
+    for (uint32_t i = 0; i < 4; i++) passed |= above[i] != 0;
   }
   for (uint32_t r = 0; passed && r < run.rows; r++)
     if (slice.most[r] > slice.reference[r] + kRaise) raise(run, r, slice.most[r]);

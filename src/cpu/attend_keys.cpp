@@ -41,13 +41,15 @@ Dot place(const Run &run, const Product &product, const TensorLayout &layout, co
 
 constexpr float kOnes[kRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-// `most`: the largest scale, if all rows see all tokens.
-void doubt_rows(const Run &run, const RowWeights &weights, uint32_t segment, uint32_t segments, float most, const Tile &tile) {
+// `all`: what load_token_scalars() returned.
+void doubt_rows(const Run &run, const RowWeights &weights, uint32_t segment, uint32_t segments, float all, const Tile &tile) {
   Slice &slice = run.slice;
-  const bool whole = sees_vectors(tile), only = segments == 1;
-  for (uint32_t r = 0; r < run.rows; r++) {
-    if (!whole) most = largest_scale(run, tile, r, most);
-    slice.peak[r] = (segment ? slice.peak[r] : 0.0f) + weights.doubt[r] * most * most;
+  const bool only = segments == 1;
+  float most[kRows];
+  largest_scales(run, tile, all, most);
+  for (uint32_t r = 0; r < run.rows; r += 4) {
+    const Four before = segment ? four_of(slice.peak + r) : Four{}, scale = four_of(most + r);
+    set_four(slice.peak + r, before + four_of(weights.doubt + r) * scale * scale);
   }
   slice.has_doubt = true;
   slice.doubt_factor = only ? weights.doubt : kOnes;

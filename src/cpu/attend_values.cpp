@@ -39,7 +39,7 @@ void weigh_deferred(const Run &run, Quantize *quantize, RowWeights *weights) {
   quantize->exponentials = sums;
   quantize->largest = slice.largest;
   weigh(run, quantize, weights);
-  for (uint32_t r = 0; r < quantize->rows; r++) slice.denominator[r] += sums[r];
+  for (uint32_t r = 0; r < quantize->rows; r += 4) set_four(slice.denominator + r, four_of(slice.denominator + r) + four_of(sums + r));
   slice.deferred = false;
 }
 
@@ -113,21 +113,22 @@ void weigh_segment(const Run &run, const Region &region, float slots, const Tile
   Slice &slice = run.slice;
   RowWeights &weights = *slice.weights;
   const uint32_t tokens = tile.end - tile.from;
-  const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
   float bounds[kRows];
-  for (uint32_t r = 0; r < run.rows; r++) bounds[r] = slice.deferred ? most[r] : most[r] * slice.largest[r];
+  for (uint32_t r = 0; r < run.rows; r += 4) set_four(bounds + r, slice.deferred ? four_of(most + r) : four_of(most + r) * four_of(slice.largest + r));
   Quantize quantize = probabilities_of(run, 0, run.rows, bounds, tile.from, tile.end);
   quantize.s = slice.scale + tile.from;
   if (!region.table) quantize.zero = slice.zero + tile.from;
-  if (slice.has_doubt) {
+  if (slice.has_doubt && quantize.zero) {
+    const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
     const bool shared = slice.doubt_stride == 0;  // by all rows
     run.kernels.shares(quantize.s, quantize.zero, region.spread.usual, middle, shared ? quantize.doubt : nullptr, tokens, slice.middle);
     quantize.share = slice.middle;
     if (shared) quantize.doubt = nullptr;
   }
   slice.deferred ? weigh_deferred(run, &quantize, &weights) : weigh(run, &quantize, &weights);
+  const float each = quantize.share ? 1.0f : region.spread.usual;
   for (uint32_t r = 0; r < run.rows; r += 4) {
-    const Four power = slice.has_doubt ? four_of(weights.power + r) * four_of(slice.doubt_factor + r) : Four{};
+    const Four power = slice.has_doubt ? four_of(weights.power + r) * four_of(slice.doubt_factor + r) * each : Four{};
     const Four offset = quantize.zero ? four_of(weights.offset + r) : Four{};
     add_four(slice.doubt.sum + r, (power + kZeroShare * offset * offset) * slots);
   }
@@ -165,9 +166,9 @@ void add_segment(const Run &run, Domain &domain, const TensorLayout &layout, uin
   const Segment &segment = layout.segments[number];
   const Region &region = layout.regions[segment.region];
   const float slots = float(segment.count);
-  float most[kRows], last = load_token_scalars(run, layout, region, tile.v_params, segment.param, tile);
+  float most[kRows];
   const bool whole = sees_vectors(tile);
-  for (uint32_t r = 0; r < run.rows; r++) most[r] = last = whole ? last : largest_scale(run, tile, r, last);
+  largest_scales(run, tile, load_token_scalars(run, layout, region, tile.v_params, segment.param, tile), most);
   weigh_segment(run, region, slots, tile, most);
   Dot dot = place(run, domain.values[number], layout, region, tile, tile.from, tile.end);
   if (!region.table) dot.offset = slice.weights->offset;

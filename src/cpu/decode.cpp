@@ -144,11 +144,15 @@ float largest(const Run &run, const float *x, uint32_t n) {
   return most;
 }
 
-float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last) {
-  if (row > 0 && !tile.low_rows) return last;
-  const uint32_t low = tile.low(row), high = tile.high(row);
-  if (row > 0 && low == tile.low(row - 1) && high == tile.high(row - 1)) return last;
-  return low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
+void largest_scales(const Run &run, const Tile &tile, float all, float *most) {
+  std::fill_n(most, kRows, all);
+  for (uint32_t r = 0; r < run.rows && !sees_vectors(tile); r++) {
+    const uint32_t low = tile.low(r), high = tile.high(r);
+    if (r > 0 && low == tile.low(r - 1) && high == tile.high(r - 1))
+      most[r] = most[r - 1];
+    else
+      most[r] = low < high ? largest(run, run.slice.scale + low, high - low) : 0.0f;
+  }
 }
 
 static void dot_any(const Run &run, const Dot &dot) { dot.planes.at ? run.kernels.dot_planes(dot) : run.kernels.dot_codes(dot); }

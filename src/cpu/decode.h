@@ -72,8 +72,8 @@ float squares(const Run &run, const float *x, uint32_t n);
 float largest(const Run &run, const float *x, uint32_t n);
 // Whether all rows see all tokens of the tile's vectors.
 inline bool sees_vectors(const Tile &tile) { return !tile.low_rows && tile.first % 16 == 0 && tile.end % 16 == 0; }
-// The largest of slice.scale among the tokens that a row sees; `last`: of the row before.
-float largest_scale(const Run &run, const Tile &tile, uint32_t row, float last);
+// The largest of slice.scale among the tokens that each row sees, [kRows]; `all`: what load_token_scalars() returned.
+void largest_scales(const Run &run, const Tile &tile, float all, float *most);
 // The weights of all rows, or, to be added, what rounding left of those of some from `row` on, times `share`.
 struct Plane {
   const int16_t *fine = nullptr;  // of a group of four rows

@@ -112,7 +112,7 @@ struct Quantize {
   const uint32_t *ends;
   size_t span_stride;
   const float *bound;       // [rows] of |x * s|; null: not known
-  const float *share, *doubt;  // null, or factors of the squares whose sum is `power`: [n], [rows][doubt_stride]
+  const float *share, *doubt;  // null, or factors of the squares whose sum is `power`: [n], without it s^2; [rows][doubt_stride]
   size_t doubt_stride;
   const float *zero;        // null, or (no `fine`) [n]
   // Null, or logits x become 2^(x - reference) first, and `bound` is that of s.  n is a multiple of 16, s not null.

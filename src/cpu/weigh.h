@@ -45,9 +45,11 @@ KVQ_INLINE VFloat load_product(const Quantize &q, const float *x, uint32_t i) {
   return q.s ? v * load_some(q.s + i, q.n - i) : v;
 }
 
-KVQ_INLINE VFloat square_factor(const float *share, const float *doubt, uint32_t i) {
-  if (!doubt) return load<VFloat>(share + i);
-  return share ? load<VFloat>(share + i) * load<VFloat>(doubt + i) : load<VFloat>(doubt + i);
+// What lanes from `i` on add to `power`; v = x * s.
+KVQ_INLINE VFloat doubtful_square(const Quantize &q, const float *doubt, uint32_t i, VFloat x, VFloat v) {
+  if (!q.share) return v * v * load<VFloat>(doubt + i);
+  const VFloat square = x * x * load<VFloat>(q.share + i);
+  return doubt ? square * load<VFloat>(doubt + i) : square;
 }
 
 // ---- up to four rows at once
@@ -92,7 +94,7 @@ KVQ_INLINE RowSums round_row(const Quantize &q, uint32_t r, uint32_t first, uint
     sums.products += v;
     if (EXP) sums.exponentials += p;
     if (q.zero) sums.zeros += p * load<VFloat>(q.zero + i);
-    if (q.share || doubt) sums.power += p * p * square_factor(q.share, doubt, i);
+    if (q.share || doubt) sums.power += doubtful_square(q, doubt, i, p, v);
   }
   return sums;
 }
@@ -196,7 +198,7 @@ void quantize_row(const Quantize &q, uint32_t r) {
     store(x + i, v);
     floats += v;
     most = greater(most, magnitude(v));
-    if (q.share || doubt) power += p * p * square_factor(q.share, doubt, i);
+    if (q.share || doubt) power += doubtful_square(q, doubt, i, p, v);
   }
   const float largest = q.bound && q.bound[r] > 1e-30f ? q.bound[r] : max_lanes(most);
   const float inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
