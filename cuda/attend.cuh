@@ -50,6 +50,20 @@ __device__ inline Visible visible(const Item &item, const AttendArguments &a, ui
 // Have a line in the L2 cache soon.
 __device__ inline void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// A fused kernel may begin before the one in front of it has ended.  What that writes is there after await_earlier(); before,
+// a kernel reads what lay there when the step began: its tables, formats, packed pages.
+__device__ inline void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may begin.  All that came before this one has ended: behind await_earlier(), or where it was launched the usual way.
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The queries of an item.
 __device__ inline void prefetch_queries(const Item &item, const AttendArguments &a) {
   const uint32_t size = a.q.dtype == KVQ_DTYPE_F64 ? 8 : a.q.dtype == KVQ_DTYPE_F32 ? 4 : 2, lines = (a.dim_k * size + 127) / 128;

@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
 }
 
 __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, const Plan *plan) {
+  let_next_begin();
   const uint32_t token = blockIdx.x, head = blockIdx.y;
   const RowEntry to = plan->rows[token];
   Findings *findings = plan->findings + to.sequence;

@@ -387,6 +387,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     auto walk = open_walk<!std::is_same_v<Second, NoPages>, KeysOf<First, U, N>::kColumns>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
+    await_earlier(), let_next_begin();
     load_queries<U, N>(a, item, key, s);
     Visible sees[N], packed_sees[N];
     Soft<U> soft[N];
@@ -431,9 +432,12 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 }
 
 template <int U, int N, class First, class Second>
-cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
-  fused_kernel<U, N, First, Second><<<launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
-  return cudaGetLastError();
+cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream, &early, processors.early ? 1u : 0u};
+  return cudaLaunchKernelEx(&config, fused_kernel<U, N, First, Second>, a, launch.stage_bytes);
 }
 
 // The table's entry.
