@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
     load_queries(a, item, s);
     run_pages(plan, a, item, s);
     join_domains(a, item, s);
-    finish_item<kRows>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
+    finish_item<kRows, 0>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
   }
 }
 
