@@ -140,24 +140,17 @@ void weigh_fine(const Run &run, Quantize *quantize) {
   weigh(run, quantize, run.slice.weights);
 }
 
-// Add what rounding left of the weights of rows where it shows, four rows at once.
+// Add what rounding left of the weights of rows where it shows: few of them, so one after the other.
 void add_left(const Run &run, Domain &domain, const Region &region, const Tile &tile, const float *most, const Share &share, Dot *dot) {
   Slice &slice = run.slice;
-  for (uint32_t row = 0; row < run.rows; row += 4) {
-    Plane plane{slice.fine, row, std::min(run.rows - row, 4u)};
-    bool any = false;
-    for (uint32_t r = row; r < row + plane.rows; r++) {
-      const bool wanted = shows(run, domain, r, *slice.weights, visible(tile, r, tile.from, tile.end), share);
-      plane.share[r - row] = wanted ? 1.0f : 0.0f;
-      any |= wanted;
-      if (!wanted) continue;
-      const float bound = most[r] * slice.largest[r];
-      Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
-      quantize.s = slice.scale + tile.from;
-      quantize.doubt = nullptr;
-      weigh_fine(run, &quantize);
-    }
-    if (any) dot_region(run, region, *slice.weights, plane, region.line, dot);
+  for (uint32_t r = 0; r < run.rows; r++) {
+    if (!shows(run, domain, r, *slice.weights, visible(tile, r, tile.from, tile.end), share)) continue;
+    const float bound = most[r] * slice.largest[r];
+    Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
+    quantize.s = slice.scale + tile.from;
+    quantize.doubt = nullptr;
+    weigh_fine(run, &quantize);
+    dot_region(run, region, *slice.weights, {slice.fine, r}, region.line, dot);
   }
 }
 

@@ -167,12 +167,11 @@ void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *
 
 void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, float factor, const Dot &all) {
   const uint32_t first = plane.row % 4;
-  float scale[4];
-  for (uint32_t r = 0; r < plane.rows; r++) scale[r] = plane.share[r] * weights.scale[plane.row + r] * factor / kFineSteps;
+  const float scale = weights.scale[plane.row] * factor / kFineSteps;
   Dot dot = all;
-  dot.rows = plane.rows;
+  dot.rows = 1;
   dot.w = plane.fine + weight_place(0, first, 0);
-  dot.scale = scale;
+  dot.scale = &scale;
   dot.sum = weights.fine_sum[first];
   dot.out += plane.row * dot.out_stride;
   dot.offset = nullptr;

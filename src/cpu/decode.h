@@ -74,11 +74,10 @@ float largest(const Run &run, const float *x, uint32_t n);
 inline bool sees_vectors(const Tile &tile) { return !tile.low_rows && tile.first % 16 == 0 && tile.end % 16 == 0; }
 // The largest of slice.scale among the tokens that each row sees, [kRows]; `all`: what load_token_scalars() returned.
 void largest_scales(const Run &run, const Tile &tile, float all, float *most);
-// The weights of all rows, or, to be added, what rounding left of those of some from `row` on, times `share`.
+// The weights of all rows, or, to be added, what rounding left of those of one.
 struct Plane {
   const int16_t *fine = nullptr;  // of a group of four rows
-  uint32_t row = 0, rows = 1;
-  float share[4] = {1, 1, 1, 1};
+  uint32_t row = 0;
 };
 // dot_codes of all rows, and of a row's fine plane, with the weights' scales times `factor`.
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot);

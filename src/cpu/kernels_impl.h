@@ -134,16 +134,30 @@ struct Batch {
   int32_t start[kRows];                    // of sums
 };
 
+struct alignas(64) Ones {
+  float of[64];
+};
+constexpr Ones make_ones() {
+  Ones ones{};
+  for (float &x : ones.of) x = 1.0f;
+  return ones;
+}
+
 // `span`: of weights.
 KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
   static constexpr float kZeros[kRows] = {};
-  alignas(64) static constexpr float kOnes[64] = {
-      1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-      1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  const float *ones = kOnes;
-  Batch batch{lines_of(dot), dot.scale, dot.offset ? dot.offset : kZeros, dot.lane_scale ? dot.lane_scale : ones,
-              dot.lane_offset ? dot.lane_offset : ones, dot.lane_scale ? ~0u : 0u, dot.lane_offset ? ~0u : 0u, dot.out, dot.out_stride,
-              dot.add ? -1 : 0, {}};
+  static constexpr Ones kOnes = make_ones();
+  Batch batch{};
+  batch.lines = lines_of(dot);
+  batch.scale = dot.scale;
+  batch.offset = dot.offset ? dot.offset : kZeros;
+  batch.lane_scale = dot.lane_scale ? dot.lane_scale : kOnes.of;
+  batch.lane_offset = dot.lane_offset ? dot.lane_offset : kOnes.of;
+  batch.scale_lanes = dot.lane_scale ? ~0u : 0u;
+  batch.offset_lanes = dot.lane_offset ? ~0u : 0u;
+  batch.out = dot.out;
+  batch.out_stride = dot.out_stride;
+  batch.kept = dot.add ? -1 : 0;
   for (uint32_t r = 0; dot.bias && r < dot.rows; r++) batch.start[r] = -dot.bias * dot.sum[r * dot.sum_stride + span];
   return batch;
 }
