@@ -169,17 +169,17 @@ bool tables_allow(const HeadFormat &head, Code code) {
   });
 }
 
-// The way to read pages for which there is a kernel.
-PagePath choose_path(uint32_t dim, const Codes &keys, const Codes &values) {
-  for (const Code k : keys)
-    for (const Code v : values)
-      if (k != Code::none && v != Code::none && has_fused(dim, {k, v})) return {k, v};
+// The way to read pages for which there is a kernel.  A chain (PM-KVQ) is fused where keys and values are one.
+PagePath choose_path(const HeadShape &key, const Codec &k, const HeadShape &value, const Codec &v, uint32_t page_tokens) {
+  if (key.dim != value.dim || (k.kind == Kind::progressive) != (v.kind == Kind::progressive)) return {};
+  for (const Code of_keys : codes_of(k, key, page_tokens))
+    for (const Code of_values : codes_of(v, value, page_tokens))
+      if (of_keys != Code::none && of_values != Code::none && has_fused(key.dim, {of_keys, of_values})) return {of_keys, of_values};
   return {};
 }
 
 PagePath path_of(const HeadFormat &key, const HeadFormat &value, uint32_t page_tokens) {
-  if (key.shape.dim != value.shape.dim) return {};
-  const PagePath path = choose_path(key.shape.dim, codes_of(key.codec, key.shape, page_tokens), codes_of(value.codec, value.shape, page_tokens));
+  const PagePath path = choose_path(key.shape, key.codec, value.shape, value.codec, page_tokens);
   return tables_allow(key, path.keys) && tables_allow(value, path.values) ? path : PagePath{};
 }
 
@@ -191,10 +191,8 @@ bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32
     const bool narrows = k.kind == Kind::progressive;  // to 8, 4 and 2 bits, all of which are fields
     return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1) && (!narrows || has_fused(shape.dim_k, {Code::fields, Code::fields}));
   }
-  const HeadShape key = shape.head(KVQ_TENSOR_K), value = shape.head(KVQ_TENSOR_V);
-  const PagePath path = choose_path(shape.dim_k, codes_of(k, key, page_tokens), codes_of(v, value, page_tokens));
   if (k.kind == Kind::channel_widths && bmax > 6) return false;
-  return path != PagePath{};
+  return choose_path(shape.head(KVQ_TENSOR_K), k, shape.head(KVQ_TENSOR_V), v, page_tokens) != PagePath{};
 }
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
