@@ -48,12 +48,24 @@ KVQ_INLINE void store_some(float *x, uint32_t n, VFloat v) {
   for (uint32_t i = 0; i < n; i++) x[i] = some[i];
 }
 
+// A product as it is rounded: contracted with additions here and not there, rows would depend on how they are computed.
+KVQ_INLINE VFloat rounded(VFloat x) {
+#if KVQ_VECTOR_BYTES == 64
+  __asm__("" : "+v"(x));
+#elif defined(__SSE2__)
+  __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#endif
+  return x;
+}
+
 // Results of one row and one vector of lanes: scaled, shifted, added, stored.
 KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) {
   float *out = dot.out + row * dot.out_stride + lane;
   const uint32_t left = dot.lanes - lane;
-  if (dot.lane_scale) sum *= load<VFloat>(dot.lane_scale + lane);
-  if (dot.offset) sum += dot.lane_offset ? dot.offset[row] * load<VFloat>(dot.lane_offset + lane) : all(dot.offset[row]);
+  if (dot.lane_scale) sum = rounded(sum * load<VFloat>(dot.lane_scale + lane));
+  if (dot.offset) sum += dot.lane_offset ? rounded(dot.offset[row] * load<VFloat>(dot.lane_offset + lane)) : all(dot.offset[row]);
   store_some(out, left, dot.add ? load_some(out, left) + sum : sum);
 }
 
@@ -90,7 +102,7 @@ KVQ_INLINE void finish_block(const Sums (&sums)[ROWS][VECTORS], const Dot &dot, 
   for (uint32_t r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
-      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, dot.scale[row + r] * to_float(total(sums[r][v])));
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, rounded(dot.scale[row + r] * to_float(total(sums[r][v]))));
 }
 
 // Quads [first, end), kQuads at a time: the accumulators stay in registers, and scalar operations take few places of dot products.
@@ -175,9 +187,12 @@ KVQ_INLINE void store_totals(const VInt (&totals)[ROWS][N], const Batch &batch, 
     if (r == 3 && rows < 4) break;
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < N; i++) {
-      const VFloat before = (VFloat)(load<VInt>(out + i * kLanes) & kept), sum = all(scale[r]) * to_float(totals[r][i]);
-      store(out + i * kLanes, LANES ? sum * load<VFloat>(lane_scale + i * kLanes) + (offset[r] * load<VFloat>(lane_offset + i * kLanes) + before)
-                                    : sum + (all(offset[r]) + before));
+      VFloat sum = rounded(all(scale[r]) * to_float(totals[r][i]));
+      if (LANES)
+        sum = rounded(sum * load<VFloat>(lane_scale + i * kLanes)) + rounded(offset[r] * load<VFloat>(lane_offset + i * kLanes));
+      else
+        sum += offset[r];
+      store(out + i * kLanes, (VFloat)(load<VInt>(out + i * kLanes) & kept) + sum);
     }
   }
 }
