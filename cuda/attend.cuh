@@ -50,6 +50,20 @@ __device__ inline Visible visible(const Item &item, const AttendArguments &a, ui
 // Have a line in the L2 cache soon.
 __device__ inline void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// A fused kernel may begin before the one in front of it has ended.  What that writes is there after await_earlier(); before,
+// a kernel reads what lay there when the step began: its tables, formats, packed pages.
+__device__ inline void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may begin.  All that came before this one has ended: behind await_earlier(), or where it was launched the usual way.
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The queries of an item.
 __device__ inline void prefetch_queries(const Item &item, const AttendArguments &a) {
   const uint32_t size = a.q.dtype == KVQ_DTYPE_F64 ? 8 : a.q.dtype == KVQ_DTYPE_F32 ? 4 : 2, lines = (a.dim_k * size + 127) / 128;
@@ -187,14 +201,14 @@ __device__ void weigh_splits(const float *states, size_t step, uint32_t splits, 
 
 // Sums of all splits of a group, in the order of splits, by the block that came last.  weights: [kRowsOf][kMaxSplits] in shared memory.
 template <uint32_t kRowsOf>
-__device__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights) {
+__device__ __forceinline__ void merge_splits(const Plan &plan, const AttendArguments &a, const Item &item, uint32_t dim, float *o, float *ml, float *weights) {
   constexpr uint32_t kAtOnce = 16;
-  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2), pairs = kRowsOf * a.dim_v / 2;
+  const uint32_t splits = item.sequence->splits, size = kRowsOf * (dim + 2), pairs = kRowsOf * dim / 2;
   const float *all = plan.partials + size_t(item.partial - item.split * a.kv_heads) * size;
   const size_t step = size_t(a.kv_heads) * size;
   for (uint32_t first = 0; first < pairs; first += blockDim.x) {
     const uint32_t i = first + threadIdx.x;
-    const float *w = weights + 2 * min(i, pairs - 1) / a.dim_v * kMaxSplits;
+    const float *w = weights + 2 * min(i, pairs - 1) / dim * kMaxSplits;
     float2 sum = make_float2(0, 0);
     for (uint32_t begin = 0; begin < splits; begin += kAtOnce) {
       float2 x[kAtOnce];  // on their way while the weights are made
@@ -202,7 +216,7 @@ __device__ void merge_splits(const Plan &plan, const AttendArguments &a, const I
       for (uint32_t s = 0; s < kAtOnce; s++)
         x[s] = i < pairs && begin + s < splits ? __ldcg(reinterpret_cast<const float2 *>(all + (begin + s) * step) + i) : make_float2(0, 0);
       if (first == 0 && begin == 0) {
-        weigh_splits<kRowsOf>(all + kRowsOf * a.dim_v, step, splits, ml, weights);
+        weigh_splits<kRowsOf>(all + kRowsOf * dim, step, splits, ml, weights);
         __syncthreads();
       }
 #pragma unroll
@@ -214,32 +228,38 @@ __device__ void merge_splits(const Plan &plan, const AttendArguments &a, const I
   __syncthreads();
 }
 
+// How many came before.  What this block has written before its last barrier comes before the ticket, and what others wrote before
+// theirs is there after the next barrier.
+__device__ inline uint32_t take_ticket(uint32_t *tickets) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(tickets) : "memory");
+  return before;
+}
+
 // Results of a whole block of threads: o [rows][dim_v], ml [rows][2] in shared memory.  With several splits they go to memory, and
-// the block that comes last adds all of them.  `final` brings o (complete sums) to channels.
-template <uint32_t kRowsOf, class Final>
+// the block that comes last adds all of them.  `final` brings o (complete sums) to channels.  kDim: of values, or 0: any.
+template <uint32_t kRowsOf, uint32_t kDim, class Final>
 __device__ void finish_item(const Plan &plan, const AttendArguments &a, const Item &item, float *o, float *ml, float *weights, Final &&final) {
   __shared__ uint32_t is_last;
-  const uint32_t splits = item.sequence->splits, size = kRowsOf * (a.dim_v + 2);
+  const uint32_t dim = kDim ? kDim : a.dim_v, splits = item.sequence->splits, size = kRowsOf * (dim + 2);
   __syncthreads();
   if (splits > 1) {
     float *mine = plan.partials + size_t(item.partial) * size;
-    for (uint32_t i = threadIdx.x; i < kRowsOf * a.dim_v; i += blockDim.x) __stcg(mine + i, o[i]);
-    if (threadIdx.x < 2 * kRowsOf) __stcg(mine + kRowsOf * a.dim_v + threadIdx.x, ml[threadIdx.x]);
-    __threadfence();
+    for (uint32_t i = threadIdx.x; i < kRowsOf * dim; i += blockDim.x) __stcg(mine + i, o[i]);
+    if (threadIdx.x < 2 * kRowsOf) __stcg(mine + kRowsOf * dim + threadIdx.x, ml[threadIdx.x]);
     __syncthreads();
     if (threadIdx.x == 0) {
-      is_last = atomicAdd(plan.tickets + item.group, 1) == splits - 1;
+      is_last = take_ticket(plan.tickets + item.group) == splits - 1;
       if (is_last) plan.tickets[item.group] = 0;
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
-    merge_splits<kRowsOf>(plan, a, item, o, ml, weights);
+    merge_splits<kRowsOf>(plan, a, item, dim, o, ml, weights);
   }
   final();
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < item.rows * a.dim_v; i += blockDim.x) {
-    const uint32_t row = i / a.dim_v, channel = i % a.dim_v, head = row_head(item, a, row);
+  for (uint32_t i = threadIdx.x; i < item.rows * dim; i += blockDim.x) {
+    const uint32_t row = i / dim, channel = i % dim, head = row_head(item, a, row);
     const uint32_t token = item.sequence->first_query + row_query(item, a, row);
     float m = ml[2 * row], l = ml[2 * row + 1], scale = 1;
     if (a.sinks) {

@@ -49,7 +49,7 @@ cudaError_t allow_shared(const void *function, uint32_t block_bytes) {
 
 cudaError_t launch_attention(const AttendArguments &arguments, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
   if (launch.prompts.groups) return attend_prompts(arguments, launch.prompts, processors, stream);
-  if (launch.kernel) return launch.kernel->launch(arguments, launch, stream);
+  if (launch.kernel) return launch.kernel->launch(arguments, launch, processors, stream);
   return attend_general(arguments, processors.count, stream);
 }
 

@@ -17,7 +17,7 @@ struct FusedKernel {
   uint32_t dim, row_blocks;
   PagePath first, second;
   BlockLimits limits;
-  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, cudaStream_t);
+  cudaError_t (*launch)(const AttendArguments &, const LayerLaunch &, const Processors &, cudaStream_t);
   const void *(*function)();
 };
 

@@ -170,11 +170,12 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
     load_queries(a, item, s);
     run_pages(plan, a, item, s);
     join_domains(a, item, s);
-    finish_item<kRows>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
+    finish_item<kRows, 0>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
   }
 }
 
 __global__ void append_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, const Plan *plan) {
+  let_next_begin();
   const uint32_t token = blockIdx.x, head = blockIdx.y;
   const RowEntry to = plan->rows[token];
   Findings *findings = plan->findings + to.sequence;

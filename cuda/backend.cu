@@ -12,13 +12,20 @@ namespace cuda {
 
 static StepState &state_of(Workspace *workspace) { return *static_cast<CudaWorkspace *>(workspace)->state; }
 
+// Programmatic launches: from sm_90 on, and in graphs since CUDA 12.3.
+static bool launches_early(int device) {
+  int major = 0, driver = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
+         major >= 9 && driver >= 12030;
+}
+
 Status CudaBackend::prepare() {
   KVQ_CUDA(order_.prepare());
   int processors = 1, shared = 0, processor_shared = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_));
   KVQ_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
   KVQ_CUDA(cudaDeviceGetAttribute(&processor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_));
-  processors_ = {uint32_t(processors), uint32_t(shared), uint32_t(processor_shared)}, shared_limit_ = size_t(shared);
+  processors_ = {uint32_t(processors), uint32_t(shared), uint32_t(processor_shared), launches_early(device_)}, shared_limit_ = size_t(shared);
   KVQ_CUDA(prepare_packing(shared_limit_));
   KVQ_CUDA(prepare_general(processors_.block_bytes));
   int pageable = 0;

@@ -23,6 +23,7 @@ struct Queries {
   alignas(16) float slot[kItemRows * query_stride(U)];  // as the keys are stored; in the end, weights of splits
   float center[kItemRows], unit[kItemRows];  // q . mu; of split_query
   float ml[2 * kItemRows];
+  uint64_t signs[U / 4];  // of the values' rotation, by channel
   alignas(16) uint64_t barrier[16 * kStages];
   static_assert(kDim >= kMaxSplits);
 };
@@ -30,10 +31,10 @@ struct Queries {
 // A row of queries as the keys are stored: raw, by channel, to slot; by one warp, whose lanes have the channels x from C * lane on.
 // Returns q . mu.
 template <int C>
-__device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t signs, const float (&x)[C], const float *raw, float *slot) {
+__device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t signs, const float (&mu)[C], const float (&x)[C], const float *raw, float *slot) {
   float sum = 0;
-  if (key.mu)
-    for (int j = 0; j < C; j++) sum += x[j] * half_to_float(key.mu[C * lane + j]);
+#pragma unroll
+  for (int j = 0; j < C; j++) sum += x[j] * mu[j];
   for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
   if (key.rotate && Kind(key.kind) != Kind::width_groups && Kind(key.kind) != Kind::channel_split) {  // slots are channels
     float y[C];
@@ -51,20 +52,24 @@ __device__ float store_query(uint32_t lane, const TensorFormat &key, uint32_t si
   return sum;
 }
 
-// A warp a row; all threads meet at the end.
+// A warp a row; all threads meet at the end.  Queries are another kernel's: what can be done without them is done before.
 template <int U, int N>
 __device__ void load_queries(const AttendArguments &a, const Item &item, const TensorFormat *key, Queries<U, N> &s) {
   constexpr int kDim = 16 * U, C = U / 2;  // channels of a lane
   const uint32_t lane = threadIdx.x % 32;
   if (key) prefetch(key->channel + C * lane);
-  if (key && key->mu) prefetch(key->mu + C * lane);
+  float mu[C] = {};
+  if (key && key->mu)
+#pragma unroll
+    for (int j = 0; j < C; j++) mu[j] = half_to_float(key->mu[C * lane + j]);
   const uint32_t signs = key && key->rotate ? row_signs<C>(lane, *key) : 0;
+  await_earlier(), let_next_begin();
   for (uint32_t row = threadIdx.x / 32; row < kRows * N; row += blockDim.x / 32) {
     float *raw = s.raw + row * kDim, x[C];
     load_query(item, a, row, C * lane, x);
 #pragma unroll
     for (int j = 0; j < C; j++) raw[C * lane + j] = x[j] *= a.scale * kLog2E;
-    const float center = key ? store_query(lane, *key, signs, x, raw, s.slot + row * query_stride(U)) : 0, unit = split_query(lane, x, raw);
+    const float center = key ? store_query(lane, *key, signs, mu, x, raw, s.slot + row * query_stride(U)) : 0, unit = split_query(lane, x, raw);
     if (lane == 0) s.center[row] = center, s.unit[row] = unit;
   }
   __syncthreads();
@@ -72,11 +77,10 @@ __device__ void load_queries(const AttendArguments &a, const Item &item, const T
 
 // Outputs of raw pages to the order in which values are stored: section 3, with y and r in registers and lanes.
 template <int U>
-__device__ void rotate_outputs(const Lane &me, const TensorFormat &f, float (&o)[2 * U]) {
-  const uint64_t seed = sign_seed(f.seed, f.tensor, 0, f.region[0].rotation);
+__device__ void rotate_outputs(const Lane &me, const uint64_t (&words)[U / 4], float (&o)[2 * U]) {
 #pragma unroll
   for (int w = 0; w < U / 4; w++) {
-    const uint64_t signs = splitmix64(seed ^ w) >> me.r;
+    const uint64_t signs = words[w] >> me.r;
 #pragma unroll
     for (int y = 0; y < 8; y++)
       if (signs >> 8 * y & 1u) o[8 * w + y] = -o[8 * w + y];
@@ -387,6 +391,8 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
     auto walk = open_walk<!std::is_same_v<Second, NoPages>, KeysOf<First, U, N>::kColumns>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
+    if (value && value->rotate && warp == warps - 1 && lane < U / 4)  // as row_signs() has them
+      s.signs[lane] = splitmix64(sign_seed(value->seed, value->tensor, 0, value->region[0].rotation) ^ lane);
     load_queries<U, N>(a, item, key, s);
     Visible sees[N], packed_sees[N];
     Soft<U> soft[N];
@@ -403,20 +409,20 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
           scatter_outputs(me, *value, reinterpret_cast<float *>(scratch), soft);
         else if (value->rotate)
 #pragma unroll
-          for (int n = 0; n < N; n++) rotate_outputs<U>(me, *value, soft[n].o);
+          for (int n = 0; n < N; n++) rotate_outputs<U>(me, s.signs, soft[n].o);
       }
       run_packed<First, Second, U, N>(*item.sequence, a, me, classes, walk, reinterpret_cast<uint32_t *>(scratch), packed_sees, s, soft);
       used = walk.used;
     }
     merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
-    finish_item<kRows * N>(plan, a, item, s.raw, s.ml, s.slot, [&] {
+    finish_item<kRows * N, kDim>(plan, a, item, s.raw, s.ml, s.slot, [&] {
       if (!value) return;
       if (First::Value::kScattered && Kind(value->kind) == Kind::channel_split) {
         for (uint32_t row = warp; row < kRows * N; row += warps) gather_row<C>(lane, *value, s.raw + row * kDim);
         return;
       }
       if (!value->rotate) return;
-      const uint32_t signs = row_signs<C>(lane, *value);
+      const uint32_t signs = uint32_t(s.signs[C * lane / 64] >> (C * lane % 64));
       for (uint32_t row = warp; row < kRows * N; row += warps) {
         float x[C], *at = s.raw + row * kDim + C * lane;
 #pragma unroll
@@ -427,13 +433,17 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
       }
     });
   }
+  await_earlier();  // without an item, too: who comes next counts on all that came before
   if (lane < kStages) close_barrier(shared_address(s.barrier + warp * kStages + lane));
 }
 
 template <int U, int N, class First, class Second>
-cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, cudaStream_t stream) {
-  fused_kernel<U, N, First, Second><<<launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream>>>(a, launch.stage_bytes);
-  return cudaGetLastError();
+cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream, &early, processors.early ? 1u : 0u};
+  return cudaLaunchKernelEx(&config, fused_kernel<U, N, First, Second>, a, launch.stage_bytes);
 }
 
 // The table's entry.

@@ -10,6 +10,7 @@ namespace kvq::cuda {
 // What a device offers to a launch: processors, and shared memory of a block and of a processor.
 struct Processors {
   uint32_t count = 1, block_bytes = 0, bytes = 0;
+  bool early = false;  // a kernel may begin before the one in front of it has ended
 };
 
 constexpr uint32_t kRows = 4;  // (query, head) pairs of a row block; a block of threads works on one or more
