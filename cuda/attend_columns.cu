@@ -1,4 +1,5 @@
 // Fused kernels for keys in columns.
+#include "cuda/fields.cuh"
 #include "cuda/fused_kernel.cuh"
 
 namespace kvq::cuda {
@@ -19,10 +20,11 @@ constexpr FusedKernel kColumns[] = {
     columns<8, 2, Digits<6, true, false>>(Code::levels6),
     columns<4, 1, Crumbs>(Code::crumbs),
     columns<4, 1, Nibbles<2>>(Code::book2),
-    columns<4, 1, Nibbles<3>>(Code::book3),
+    columns<4, 1, Digits<3, false, true, true>>(Code::levels3),
+    columns<4, 1, Digits<6, true, false, true>>(Code::levels6),
     columns<16, 1, Crumbs>(Code::crumbs),
     columns<16, 1, Nibbles<2>>(Code::book2),
-    columns<16, 1, Nibbles<3>>(Code::book3),
+    columns<16, 1, Fields>(Code::fields),
     columns<16, 1, Digits<3, false, true>>(Code::levels3),
     columns<16, 1, Digits<6, true, false>>(Code::levels6),
 };

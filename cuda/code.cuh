@@ -19,23 +19,28 @@ __device__ inline uint32_t stream_code(const Region &region, const uint8_t *stre
 
 // ---- fragments: the words of one tile
 
-// A code of a radix word: digit d of byte `byte` of word 4 * k + q, or a single (y = 15).
-__device__ inline uint32_t radix_code(const uint32_t *words, uint32_t levels, uint32_t lane, uint32_t y, uint32_t q, uint32_t byte) {
-  const DigitShape r = digits_of(levels);
-  const auto bit = [&](BitPlace at) { return words[lane_word(r.words, lane, at.word)] >> at.bit & 1u; };
-  if (y == 15) {
+// A code of radix words: byte `byte` of register 4 * y + q.
+__device__ inline uint32_t radix_code(const uint32_t *words, DigitShape shape, uint32_t lane, uint32_t y, uint32_t q, uint32_t byte) {
+  const uint32_t whole = shape.whole_words(), reg = 4 * y + q;
+  const auto bit = [&](BitPlace at) {
+    if (at.word < whole || !shape.half) return words[lane_word(whole, lane, at.word)] >> at.bit & 1u;
+    return uint32_t(reinterpret_cast<const uint16_t *>(words + 32 * whole)[lane]) >> half_bit(at.bit) & 1u;
+  };
+  if (reg >= shape.first_single()) {
     uint32_t code = 0;
-    for (uint32_t b = 0; b < (levels == 3 ? 2 : 3); b++) code |= bit(single_bit(levels, q, byte, b)) << b;
+    for (uint32_t b = 0; b < (shape.levels == 3 ? 2 : 3); b++) code |= bit(single_bit(shape, reg - shape.first_single(), byte, b)) << b;
     return code;
   }
-  const uint32_t i = 4 * (y / r.digits) + q;
+  const uint32_t left = reg - min(reg, shape.first_left());
+  const bool block = reg < shape.first_left();
+  const uint32_t i = block ? 4 * (y / shape.digits) + q : 4 * shape.blocks() + left / shape.digits;
   uint32_t number = 0;
-  if (levels == 5 && i == 19)
+  if (shape.levels == 5 && i + 1 == shape.numbers())
     for (uint32_t b = 0; b < 7; b++) number |= bit({b, 8 * byte}) << b;
   else
-    number = (words[lane_word(r.words, lane, i)] >> 8 * byte & 0xffu) >> (levels == 5 ? 1 : 0);
-  for (uint32_t d = y % r.digits; d; d--) number /= levels;
-  return number % levels;
+    number = (words[lane_word(whole, lane, i)] >> 8 * byte & 0xffu) >> (shape.levels == 5 ? 1 : 0);
+  for (uint32_t d = (block ? y : left) % shape.digits; d; d--) number /= shape.levels;
+  return number % shape.levels;
 }
 
 // Kitty: the upper bits of a channel's code.
@@ -43,7 +48,7 @@ __device__ inline uint32_t boosted_bits(const TensorFormat &f, const uint8_t *bl
   const uint32_t position = blob[positions_of(f, token / f.group) + slot];
   if (position == 0xff) return 0;
   const Place p = key_place(token % kTile, position);
-  return words[32 * tile_words(f) + upper_word(upper_lanes(f.boosted), p.lane, p.reg / 4)] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u;
+  return words[code_bytes(f) / 4 + upper_word(upper_lanes(f.boosted), p.lane, p.reg / 4)] >> (8 * p.byte + 2 * (p.reg % 4)) & 3u;
 }
 
 __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *blob, const Region &region, uint32_t token, uint32_t slot) {
@@ -79,8 +84,8 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
       return words[y / 4 * 128 + p.lane * 4 + q] >> (8 * p.byte + 2 * (y % 4)) & 3u;
     default:
       const QByte at = swizzle(f.swizzled, q, p.byte);
-      words += y / 16 * 32 * digits_of(f.region[0].levels).words;
-      return radix_code(words, f.region[0].levels, p.lane, y % 16, at.q, at.byte);
+      const DigitShape shape = digits_of(f.region[0].levels, f.dim == 64);
+      return radix_code(words + y / 16 * 32 * shape.words, shape, p.lane, y % 16, at.q, at.byte);
   }
 }
 

@@ -217,9 +217,9 @@ KVQ_HD constexpr Division division(uint32_t levels, int d) {
 constexpr bool divides(uint32_t levels) {
   const auto part = [](uint16_t half) { return int64_t(1024 + half % 1024) << (half / 1024 - 9); };  // in 2^-16, of a normal number from 2^-6 on
   int64_t power[6] = {levels == 5 ? 2 : 1};
-  for (uint32_t d = 1; d <= digits_of(levels).digits; d++) power[d] = power[d - 1] * levels;
-  for (int64_t x = 0; x < power[digits_of(levels).digits]; x++)
-    for (uint32_t d = 1; d < digits_of(levels).digits; d++) {
+  for (uint32_t d = 1; d <= digits_of(levels, false).digits; d++) power[d] = power[d - 1] * levels;
+  for (int64_t x = 0; x < power[digits_of(levels, false).digits]; x++)
+    for (uint32_t d = 1; d < digits_of(levels, false).digits; d++) {
       const Division by = division(levels, int(d));
       const int64_t from = by.from ? 1280 + x / power[by.from] : 1024 + x, quotient = x / power[d];
       const int64_t miss = from * part(by.scale) + part(by.add) - (1280 + quotient) * 65536;
@@ -238,21 +238,24 @@ __device__ __forceinline__ uint32_t divide(uint32_t x, Division by) {
 
 // Rows of 3, 5 or 6 levels (radix, layout.h).  kTable: digits are looked up, else they are levels.  kQuotients: values of rows that are
 // not looked up keep x / L^d (of five levels twice the number itself), and their user subtracts sums in place of digits.
-template <int L, bool kTable, bool kQuotients>
+// kHalf: of 64 channels.
+template <int L, bool kTable, bool kQuotients, bool kHalf = false>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
   static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
-  static constexpr DigitShape kRadix = digits_of(L);
-  static constexpr int N = int(kRadix.digits), kGroups = 15 / N, kWords = int(kRadix.words);
-  __device__ static constexpr int weight(int y) { return kQuotients && L == 5 && y % 16 < 15 && y % 16 % N == 0 ? 2 : 1; }
-  __device__ static constexpr int nested(int y) { return kQuotients && y % 16 < 15 && y % 16 % N != N - 1 ? L * weight(y) : 0; }
-  __device__ static constexpr int bytes(int units) { return units / 8 * kWords * 128; }
+  static constexpr DigitShape kRadix = digits_of(L, kHalf);
+  static constexpr int N = int(kRadix.digits), kGroups = int(kRadix.blocks()), kWords = int(kRadix.whole_words());
+  __device__ static constexpr bool keeps(int y) { return kQuotients && y % 16 < kGroups * N; }
+  __device__ static constexpr int weight(int y) { return keeps(y) && L == 5 && y % 16 % N == 0 ? 2 : 1; }
+  __device__ static constexpr int nested(int y) { return keeps(y) && y % 16 % N != N - 1 ? L * weight(y) : 0; }
+  __device__ static constexpr int bytes(int units) { return units * int(kRadix.words) * 16; }
 
   // Digits or quotients of four bytes: `even` of bytes 0 and 2, `odd` of bytes 1 and 3.
+  template <bool kKeep>
   __device__ static __forceinline__ void split(uint32_t w, uint32_t (&x)[N]) {
     uint32_t even[N], odd[N];
     even[0] = permute(w, 0x64646464u, 0x4240u), odd[0] = permute(w, 0x64646464u, 0x4341u);
-    x[0] = L != 5 ? w : kQuotients ? w & 0xfefefefeu : w >> 1 & 0x7f7f7f7fu;
+    x[0] = L != 5 ? w : kKeep ? w & 0xfefefefeu : w >> 1 & 0x7f7f7f7fu;
 #pragma unroll
     for (int d = 1; d < N; d++) {
       const Division by = division(L, d);
@@ -260,7 +263,7 @@ struct Digits : CodeTraits {
       x[d] = permute(even[d], odd[d], 0x6240u);
     }
 #pragma unroll
-    for (int d = 0; d < N - 1 && !kQuotients; d++) x[d] -= L * x[d + 1];
+    for (int d = 0; d < N - 1 && !kKeep; d++) x[d] -= L * x[d + 1];
   }
   // Levels of two q: their digits are the nibbles of one selector.
   __device__ static __forceinline__ void look_up(LevelTable table, uint32_t &a, uint32_t &b) {
@@ -291,9 +294,64 @@ struct Digits : CodeTraits {
   }
   template <int U, class Use>
   __device__ static __forceinline__ void for_pairs(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
-    static_assert(U == 8 || U == 16);
-    for_part<0>(codes, lane, table, use);
+    static_assert(kHalf ? U == 4 : U == 8 || U == 16);
+    if constexpr (kHalf)
+      for_half(codes, lane, table, use);
+    else
+      for_part<0>(codes, lane, table, use);
     if constexpr (U == 16) for_part<4>(codes + kWords * 128, lane, table, use);
+  }
+  // Registers of the units 2 * p and 2 * p + 1, from those by y and q.
+  template <int Y, class Use>
+  __device__ static __forceinline__ void hand(int p, int y, const uint32_t (&r)[Y][4], Use &use) {
+    const uint32_t u[8] = {r[y][0], r[y + 1][0], r[y][1], r[y + 1][1], r[y][2], r[y + 1][2], r[y][3], r[y + 1][3]};
+    const uint32_t v[8] = {r[y + 2][0], r[y + 3][0], r[y + 2][1], r[y + 3][1], r[y + 2][2], r[y + 3][2], r[y + 2][3], r[y + 3][3]};
+    use.add(p, u, v);
+  }
+  // The two singles of 64 channels, from words, of which the last number of five levels is gathered, and from half a word.
+  __device__ static __forceinline__ void half_singles(const uint8_t *codes, uint32_t lane, uint32_t (&w)[12], uint32_t (&single)[2]) {
+    uint32_t nibbles = 0;
+    if constexpr (kRadix.words % 2) {
+      const uint32_t half = reinterpret_cast<const uint16_t *>(codes + kWords * 128)[lane];
+      nibbles = permute(half & 0x0f0fu, half >> 4 & 0x0f0fu, 0x5410u);
+    }
+    if constexpr (L == 3) {
+      single[0] = nibbles & 0x03030303u, single[1] = nibbles >> 2 & 0x03030303u;
+    } else if constexpr (L == 6) {
+      single[0] = w[10] & 0x07070707u, single[1] = w[10] >> 4 & 0x07070707u;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 7; i++) w[9] += (w[i] & 0x01010101u) << (i + 1);
+      single[0] = (w[7] & 0x01010101u) | (w[8] & 0x01010101u) << 1 | (nibbles & 0x01010101u) << 2;
+      single[1] = nibbles >> 1 & 0x07070707u;
+    }
+  }
+  template <class Use>
+  __device__ static __forceinline__ void for_half(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+    constexpr DigitShape kShape = kRadix;
+    uint32_t w[12] = {}, r[8][4], x[N];
+#pragma unroll
+    for (int k = 0; 4 * k < kWords; k++) {
+      uint32_t four[4] = {};
+      load_group(codes, lane, k, four);
+#pragma unroll
+      for (int q = 0; q < 4; q++) w[4 * k + q] = four[q];
+    }
+    uint32_t single[2];
+    half_singles(codes, lane, w, single);
+    r[7][2] = single[0], r[7][3] = single[1];
+#pragma unroll
+    for (int i = 0; i < int(kShape.numbers()); i++) {
+      if (i < 4 * kGroups)
+        split<kQuotients>(w[i], x);
+      else
+        split<false>(w[i], x);
+#pragma unroll
+      for (int d = 0; d < N; d++) r[kShape.digit_register(i, d) / 4][kShape.digit_register(i, d) % 4] = x[d];
+    }
+#pragma unroll
+    for (int y = 0; y < 8 && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
+    hand(0, 0, r, use), hand(1, 4, r, use);
   }
   // Eight units, from pair kFirst on.
   template <int kFirst, class Use>
@@ -315,7 +373,7 @@ struct Digits : CodeTraits {
           r[15][q] = L == 5 ? single[q] : L == 3 ? w[0] >> 2 * q & 0x03030303u : w[q / 2] >> 4 * (q & 1) & 0x07070707u;
         } else {
           uint32_t x[N];
-          split(w[q], x);
+          split<kQuotients>(w[q], x);
 #pragma unroll
           for (int d = 0; d < N; d++) r[(k * N + d) % 16][q] = x[d];
         }
@@ -325,11 +383,7 @@ struct Digits : CodeTraits {
       for (int y = from; y < to && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
 #pragma unroll
       for (int p = 0; p < 4; p++)
-        if (4 * p + 4 > from && 4 * p + 4 <= to) {
-          const uint32_t u[8] = {r[4 * p][0], r[4 * p + 1][0], r[4 * p][1], r[4 * p + 1][1], r[4 * p][2], r[4 * p + 1][2], r[4 * p][3], r[4 * p + 1][3]};
-          const uint32_t v[8] = {r[4 * p + 2][0], r[4 * p + 3][0], r[4 * p + 2][1], r[4 * p + 3][1], r[4 * p + 2][2], r[4 * p + 3][2], r[4 * p + 2][3], r[4 * p + 3][3]};
-          use.add(kFirst + p, u, v);
-        }
+        if (4 * p + 4 > from && 4 * p + 4 <= to) hand(kFirst + p, 4 * p, r, use);
     }
   }
 };

@@ -215,22 +215,36 @@ KVQ_HD inline BitPlace field_place(uint32_t units, uint32_t width, uint32_t p, u
 
 // ---- radix
 
-// A byte holds the number x = d0 + d1 * L + ... of n digits.  Word 4 * k + q has the digits d of y = n * k + d; the y that are left
-// (y = 15) are singles.  Five levels: n = 3 in bits 1..7, and bit 0 of the 19 words holds the 20th and the four singles.  So for 128
-// channels; 256 are twice as many.
+// A byte holds the number x = d0 + d1 * L + ... of n digits.  Word 4 * k + q has the digits d of y = n * k + d.  Of registers 4 * y + q
+// that are left, 64 channels have two numbers more, of n registers in a row; the others are singles, which bits hold.  Five levels: n = 3
+// in bits 1..7, and bit 0 of the words holds the last number, then singles.  So for 64 and for 128 channels; 256 are twice 128.
 struct DigitShape {
-  uint32_t levels, digits, words;
+  uint32_t levels, digits;
+  bool half;       // of 64 channels
+  uint32_t words;  // of 128 channels; of 64 half as many, of which the last may be half a word
+  KVQ_HD constexpr uint32_t whole_words() const { return half ? words / 2 : words; }
+  KVQ_HD constexpr uint32_t blocks() const { return (half ? 8 : 15) / digits; }  // k
+  KVQ_HD constexpr uint32_t numbers() const { return 4 * blocks() + (half ? 2 : 0); }
+  KVQ_HD constexpr uint32_t first_left() const { return 4 * blocks() * digits; }
+  KVQ_HD constexpr uint32_t first_single() const { return half ? 30 : 60; }
+  // The register of digit d of number i.
+  KVQ_HD constexpr uint32_t digit_register(uint32_t i, uint32_t d) const {
+    return i < 4 * blocks() ? 4 * (i / 4 * digits + d) + i % 4 : first_left() + (i - 4 * blocks()) * digits + d;
+  }
 };
-KVQ_HD constexpr DigitShape digits_of(uint32_t levels) {
-  return levels == 3 ? DigitShape{3, 5, 13} : levels == 5 ? DigitShape{5, 3, 19}
-                                                          : DigitShape{6, 3, 22};
+KVQ_HD constexpr DigitShape digits_of(uint32_t levels, bool half) {
+  return levels == 3 ? DigitShape{3, 5, half, 13} : levels == 5 ? DigitShape{5, 3, half, 19}
+                                                                : DigitShape{6, 3, half, 22};
 }
-// Where a single's bit lies.
-KVQ_HD inline BitPlace single_bit(uint32_t levels, uint32_t q, uint32_t byte, uint32_t b) {
-  if (levels == 3) return {12, 8 * byte + 2 * q + b};
-  if (levels == 5) return {7 + 3 * q + b, 8 * byte};
-  return {20 + q / 2, 8 * byte + 4 * (q & 1) + b};
+// Where bit b of single s lies in four bytes.
+KVQ_HD constexpr BitPlace single_bit(DigitShape shape, uint32_t s, uint32_t byte, uint32_t b) {
+  const uint32_t whole = shape.whole_words(), i = 7 + 3 * s + b;
+  if (shape.levels == 3) return {shape.numbers(), 8 * byte + 2 * s + b};
+  if (shape.levels == 5) return i < whole ? BitPlace{i, 8 * byte} : BitPlace{whole, 8 * byte + i - whole};
+  return {shape.numbers() + s / 2, 8 * byte + 4 * (s & 1) + b};
 }
+// Half a word: the lower nibbles of bytes, those of bytes 2 and 3 above those of bytes 0 and 1.
+KVQ_HD constexpr uint32_t half_bit(uint32_t bit) { return (bit & 8) + bit / 16 * 4 + bit % 4; }
 // Levels are looked up for two q at once, which exchanges bytes: where code (q, byte) is stored.
 struct QByte {
   uint32_t q, byte;
@@ -253,12 +267,12 @@ KVQ_HD inline uint32_t positions_of(const TensorFormat &f, uint32_t group) {
 KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
   return tile / f.group_tiles * f.group_stride + tile % f.group_tiles * f.tile_stride;
 }
-// Words of a lane in a tile.
-KVQ_HD inline uint32_t tile_words(const TensorFormat &f) {
+// Bytes of a tile's codes.
+KVQ_HD inline uint32_t code_bytes(const TensorFormat &f) {
   uint32_t words = 0;
-  if (f.coding == Coding::radix) return f.dim / 128 * digits_of(f.region[0].levels).words;
+  if (f.coding == Coding::radix) return f.dim * digits_of(f.region[0].levels, false).words;
   for (uint32_t u = 0; u < f.dim / 16; u++) words += f.width[u];
-  return words;
+  return words * 128;
 }
 
 // Row parameters of a tile: each of a token's lies with those of the other tokens, in the order [token % 8][token / 8], so that a

@@ -61,6 +61,8 @@ const DeviceBook *Books::find(uint32_t levels) const {
 
 namespace {
 
+bool is_raw(const Codec &codec) { return codec.kind == Kind::raw || (codec.kind == Kind::progressive && codec.levels == 0); }
+
 Family family_of(const HeadFormat &head) {
   switch (head.codec.kind) {
     case Kind::raw:
@@ -68,7 +70,7 @@ Family family_of(const HeadFormat &head) {
     case Kind::affine_token:
       return Family::rows_affine;
     case Kind::progressive:
-      return head.codec.levels ? Family::rows_affine : Family::raw;
+      return is_raw(head.codec) ? Family::raw : Family::rows_affine;
     case Kind::lloyd:
     case Kind::width_groups:
     case Kind::channel_split:
@@ -141,6 +143,7 @@ Codes codes_of(const Codec &codec, const HeadShape &shape, uint32_t page_tokens)
     case Kind::lloyd:
       return {book_code(codec.levels), has_groups(codec.levels, shape) ? Code::groups : Code::none};
     case Kind::affine_token:
+    case Kind::progressive:
       return row_codes(codec, shape);
     case Kind::polar:
       return {codec.levels == 4 && codec.high == 4 && codec.group % kTile == 0 && std::has_single_bit(codec.group) ? Code::polar : Code::none};
@@ -166,19 +169,17 @@ bool tables_allow(const HeadFormat &head, Code code) {
   });
 }
 
-// The way to read pages for which there is a kernel.
-PagePath choose_path(uint32_t dim, const Codes &keys, const Codes &values) {
-  for (const Code k : keys)
-    for (const Code v : values)
-      if (k != Code::none && v != Code::none && has_fused(dim, {k, v})) return {k, v};
-  // Beside columns, heads of other dimensions than 128 may have values of six levels as those of a book of eight.
-  const PagePath wider{keys[0], values[0] == Code::levels6 ? Code::book3 : Code::none};
-  return dim != 128 && wider.keys == Code::planes && has_fused(dim, wider) ? wider : PagePath{};
+// The way to read pages for which there is a kernel.  A chain (PM-KVQ) is fused where keys and values are one.
+PagePath choose_path(const HeadShape &key, const Codec &k, const HeadShape &value, const Codec &v, uint32_t page_tokens) {
+  if (key.dim != value.dim || (k.kind == Kind::progressive) != (v.kind == Kind::progressive)) return {};
+  for (const Code of_keys : codes_of(k, key, page_tokens))
+    for (const Code of_values : codes_of(v, value, page_tokens))
+      if (of_keys != Code::none && of_values != Code::none && has_fused(key.dim, {of_keys, of_values})) return {of_keys, of_values};
+  return {};
 }
 
 PagePath path_of(const HeadFormat &key, const HeadFormat &value, uint32_t page_tokens) {
-  if (key.shape.dim != value.shape.dim) return {};
-  const PagePath path = choose_path(key.shape.dim, codes_of(key.codec, key.shape, page_tokens), codes_of(value.codec, value.shape, page_tokens));
+  const PagePath path = choose_path(key.shape, key.codec, value.shape, value.codec, page_tokens);
   return tables_allow(key, path.keys) && tables_allow(value, path.values) ? path : PagePath{};
 }
 
@@ -186,11 +187,12 @@ PagePath path_of(const HeadFormat &key, const HeadFormat &value, uint32_t page_t
 
 bool reads_fused(const LayerShape &shape, const Codec &k, const Codec &v, uint32_t page_tokens, uint32_t bmax) {
   if (shape.dim_k != shape.dim_v) return false;
-  if (k.kind == Kind::raw && v.kind == Kind::raw) return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1);
-  const HeadShape key = shape.head(KVQ_TENSOR_K), value = shape.head(KVQ_TENSOR_V);
-  const PagePath path = choose_path(shape.dim_k, codes_of(k, key, page_tokens), codes_of(v, value, page_tokens));
+  if (is_raw(k) && is_raw(v)) {
+    const bool narrows = k.kind == Kind::progressive;  // to 8, 4 and 2 bits, all of which are fields
+    return page_tokens == kRawTokens && find_fused(shape.dim_k, {}, {}, 1) && (!narrows || has_fused(shape.dim_k, {Code::fields, Code::fields}));
+  }
   if (k.kind == Kind::channel_widths && bmax > 6) return false;
-  return path != PagePath{};
+  return choose_path(shape.head(KVQ_TENSOR_K), k, shape.head(KVQ_TENSOR_V), v, page_tokens) != PagePath{};
 }
 
 CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, const Books &books, uint32_t tokens,
@@ -204,7 +206,7 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
     const PagePath mine = path_of(k[h], v[h], tokens);
     path = h == 0 || mine == path ? mine : PagePath{};
   }
-  raw = k[0].codec.kind == Kind::raw && v[0].codec.kind == Kind::raw && tokens == kRawTokens;
+  raw = is_raw(k[0].codec) && is_raw(v[0].codec) && tokens == kRawTokens;
   const bool fragments = path != PagePath{};
   tensors.resize(size_t(heads) * 2);
   uint32_t offset = 0;
@@ -223,6 +225,17 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
     offset += align16(at);
   }
   bytes = offset;
+  if (k[0].codec.kind == Kind::progressive && v[0].codec.kind == Kind::progressive) keep_chain();
+}
+
+// A chain (PM-KVQ) narrows under a captured graph, which keeps its kernel and stages: all its widths have one kernel, and 16 bits stages
+// for the 8 to come.
+void CudaPageFormat::keep_chain() {
+  const uint32_t dim = k[0].shape.dim;
+  constexpr PagePath kFields{Code::fields, Code::fields};
+  if (dim != v[0].shape.dim || !has_fused(dim, kFields)) return;
+  path = kFields;
+  if (raw) stage_bytes = 2 * kTile * (dim + 2 * uint32_t(sizeof(uint16_t)));
 }
 
 void CudaPageFormat::describe(const HeadFormat &head, bool fragments, TensorFormat *f) {
@@ -327,7 +340,7 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
 void CudaPageFormat::lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at) {
   lay_out_units(key, path.keys);
   lay_out_units(value, path.values);
-  const uint32_t key_codes = tile_words(*key) * 128 + upper_lanes(key->boosted) * 64, value_codes = tile_words(*value) * 128;
+  const uint32_t key_codes = code_bytes(*key) + upper_lanes(key->boosted) * 64, value_codes = code_bytes(*value);
   const uint32_t key_rows = align16(kTile * key->row_params * key->param_bytes);
   const uint32_t value_rows = align16(kTile * value->row_params * value->param_bytes);
   const uint32_t params = key->group ? align16(tile_groups(*key) * key->dim * 2 * key->param_bytes) : 0;

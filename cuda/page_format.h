@@ -30,7 +30,7 @@ class CudaPageFormat final : public PageFormat {
 
   const HeadFormat &head_format(uint32_t head, uint32_t tensor) const { return tensor == KVQ_TENSOR_K ? k[head] : v[head]; }
   DeviceFormat device;
-  PagePath path;            // none: pages are streams, and the general kernel reads them
+  PagePath path;            // of its kernel; none: pages are streams, and the general kernel reads them
   bool raw = false;         // pages are raw pages, bit for bit
   uint32_t stage_bytes = 0;  // fragments: the largest head's group parameters and one tile
   Vector<TensorFormat> tensors;  // [kv_heads][2], as on the device
@@ -41,6 +41,7 @@ class CudaPageFormat final : public PageFormat {
   void lay_out_units(TensorFormat *f, Code code);
   void lay_out_fragments(TensorFormat *key, TensorFormat *value, uint32_t *at);
   void add_tables(const HeadFormat &head, TensorFormat *f);
+  void keep_chain();
 
   const Books &books_;
   Vector<uint16_t> tables_;  // channels and centres

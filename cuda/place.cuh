@@ -247,7 +247,7 @@ __device__ inline void place_boosted(const Tile &tile, uint32_t token, uint32_t 
     for (uint32_t reg = 0; reg < 8; reg++)
       out[reg / 4] |= uint32_t(tile.codes_of(token + key_token(reg, lane))[channel] >> 2 & 3) << (8 * byte + 2 * (reg % 4));
   }
-  for (uint32_t half = 0; half < 2; half++) words[32 * tile_words(f) + upper_word(lanes, lane, half)] = out[half];
+  for (uint32_t half = 0; half < 2; half++) words[code_bytes(f) / 4 + upper_word(lanes, lane, half)] = out[half];
 }
 
 // The codes that lie in bytes 0..3 for (y, q).
@@ -260,37 +260,43 @@ __device__ uint32_t radix_codes(const TensorFormat &f, const Codes &codes, uint3
 }
 
 // Word `word` of a lane.  Digits of four codes at once: a number of several is below 256, so bytes do not meet.
-template <uint32_t kLevels, class Codes>
+template <uint32_t kLevels, bool kHalf, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
-  constexpr DigitShape kShape = digits_of(kLevels);
-  constexpr uint32_t kNumbers = 4 * (15 / kShape.digits);
-  const uint32_t part = word / kShape.words;  // of 128 channels
-  word %= kShape.words, words += part * 32 * kShape.words;
-  const auto codes_at = [&](uint32_t y, uint32_t q) { return radix_codes(f, codes, 16 * part + y, q); };
+  constexpr DigitShape kShape = digits_of(kLevels, kHalf);
+  constexpr uint32_t kWhole = kShape.whole_words(), kNumbers = kShape.numbers() - (kLevels == 5), kSingles = kHalf ? 2 : 4;  // kNumbers: in words of their own
+  const uint32_t part = kHalf ? 0 : word / kWhole;  // of 128 channels
+  word -= part * kWhole, words += part * 32 * kWhole;
+  const auto codes_at = [&](uint32_t reg) { return radix_codes(f, codes, 16 * part + reg / 4, reg % 4); };
   const auto numbers = [&](uint32_t i) {
     uint32_t out = 0;
 #pragma unroll
-    for (uint32_t d = kShape.digits; d; d--) out = out * kLevels + codes_at(i / 4 * kShape.digits + d - 1, i % 4);
+    for (uint32_t d = kShape.digits; d; d--) out = out * kLevels + codes_at(kShape.digit_register(i, d - 1));
     return kLevels == 5 ? 2 * out : out;
   };
-  const auto single = [&](uint32_t q) { return codes_at(15, q); };
   uint32_t out = word < kNumbers ? numbers(word) : 0;
-  // Singles: where single_bit says.
-  if constexpr (kLevels == 3) {
-    if (word == 12)
+  if (kLevels == 5 && word < 7) out |= numbers(kNumbers) >> (word + 1) & 0x01010101u;
+  if (kLevels == 5 ? word >= 7 : word >= kNumbers)
 #pragma unroll
-      for (uint32_t q = 0; q < 4; q++) out |= single(q) << 2 * q;
-  } else if constexpr (kLevels == 5) {
-    out |= word < 7 ? numbers(19) >> (word + 1) & 0x01010101u : single((word - 7) / 3) >> (word - 7) % 3 & 0x01010101u;
-  } else if (word >= 20) {
-    out = single(2 * (word - 20)) | single(2 * (word - 20) + 1) << 4;
-  }
-  words[lane_word(kShape.words, codes.lane, word)] = out;
+    for (uint32_t s = 0; s < kSingles; s++)
+#pragma unroll
+      for (uint32_t b = 0; b < (kLevels == 3 ? 2 : 3); b++) {
+        const BitPlace at = single_bit(kShape, s, 0, b);
+        if (at.word == word) out |= (codes_at(kShape.first_single() + s) >> b & 0x01010101u) << at.bit;
+      }
+  if (word < kWhole)
+    words[lane_word(kWhole, codes.lane, word)] = out;
+  else
+    reinterpret_cast<uint16_t *>(words + 32 * kWhole)[codes.lane] = uint16_t(out | out >> 12);
+}
+
+template <uint32_t kLevels, class Codes>
+__device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
+  return f.dim == 64 ? place_radix<kLevels, true>(f, codes, word, words) : place_radix<kLevels, false>(f, codes, word, words);
 }
 
 // Parts of a tile: units, or pairs of them, or words.
 __device__ inline uint32_t tile_parts(const TensorFormat &f) {
-  if (f.coding == Coding::radix) return tile_words(f);
+  if (f.coding == Coding::radix) return (code_bytes(f) + 127) / 128;
   return f.coding == Coding::crumbs || f.coding == Coding::fields ? f.dim / 32 : f.dim / 16 + (f.boosted > 0);
 }
 

@@ -218,8 +218,8 @@ Planner::Classes Planner::add_classes(uint32_t layer, const PageList &list, Sequ
     if (list.packed[c] == 0) continue;
     const PageView view = list.get(list.self, shapes_[layer].source, list.front + (c ? list.packed[0] : 0));
     const auto *format = static_cast<const CudaPageFormat *>(view.format);
+    if (!format->raw || format->path != PagePath{}) classes.format[c] = format;
     if (format->raw) continue;
-    classes.format[c] = format;
     entry->tensors[c] = format->device.tensors;
     entry->packed += uint32_t(list.packed[c]);
   }

@@ -61,6 +61,8 @@ const char *const kRecipes[] = {
     "k=channel-split(high=16,low=2);v=channel-split(high=16,low=4,rotate=0);recent=9;policy=channel-split(r=1/4)",
     "k=width-groups(params=e5m3);v=lloyd(levels=16);policy=blockgtq(avg=4)",
     "k=polar(radius=4,angle=4,group=64);block=64;recent=7",
+    "k=progressive(bits=8);v=progressive(bits=8)",
+    "k=progressive(bits=2);v=progressive(bits=4)",
 };
 
 struct Shape {

@@ -7,9 +7,12 @@ using namespace kvq_test;
 
 TEST_CASE("a graph captured at 100 tokens is right at 1500") {
   constexpr uint32_t kLayers = 2, kSeqs = 3, kHeads = 2, kRatio = 4, kDim = 128;
-  for (const char *recipe : {"tq-3", "kivi-2", "kvq-2.5", "semkv"}) {
+  const uint64_t budgets[kLayers] = {300000, 100000};  // pmkvq: from 16 bits to 4, and to 2
+  for (const char *recipe : {"tq-3", "kivi-2", "kvq-2.5", "semkv", "pmkvq"}) {
     INFO(recipe);
-    const bool scored = std::string(recipe) == "semkv";
+    const bool scored = std::string(recipe) == "semkv", narrows = std::string(recipe) == "pmkvq";
+    auto data = sized<kvq_recipe_data>();
+    data.budgets = budgets, data.n_budgets = kLayers;
     const std::vector<kvq_layer> layers(kLayers, layer_of(kHeads, kRatio, kDim));
     kvq_cache *caches[2];
     kvq_seq seqs[2][kSeqs];
@@ -18,6 +21,7 @@ TEST_CASE("a graph captured at 100 tokens is right at 1500") {
       auto config = sized<kvq_config>();
       config.backend = side;
       config.n_layers = config.n_layer_structs = kLayers, config.layers = layers.data(), config.recipe = recipe;
+      if (narrows) config.recipe_data = &data;
       ok(kvq_create(&config, &caches[side]));
       for (kvq_seq &seq : seqs[side]) ok(kvq_seq_create(caches[side], &seq));
     }
