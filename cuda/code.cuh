@@ -1,7 +1,7 @@
 // Reading one code or parameter of a packed page: any layout, one element at a time.  What is in a hurry reads fragments itself.
 #pragma once
 #include "codec/affine.h"
-#include "codec/polar_rules.h"
+#include "util/polar.h"
 #include "cuda/layout.h"
 #include "cuda/rows.h"
 

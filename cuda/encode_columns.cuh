@@ -3,7 +3,7 @@
 #include <cuda_fp16.h>
 
 #include "codec/affine.h"
-#include "codec/polar_rules.h"
+#include "util/polar.h"
 #include "codec/row_rules.h"
 #include "cuda/tile.cuh"
 

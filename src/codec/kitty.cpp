@@ -4,7 +4,6 @@
 
 #include "codec/columns.h"
 #include "codec/keys.h"
-#include "codec/row_rules.h"
 
 namespace kvq {
 namespace {
@@ -29,9 +28,12 @@ void arrange(HeadFormat *format) { arrange_plain(format, 1u << 2 * kPlane); }
 // The channels with the largest sum of |x|, ties to the lower, get their positions among themselves; then the rules follow.
 void rules(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted) {
   const uint32_t dim = format.shape.dim, count = boosted_channels(format.codec, dim);
-  uint64_t sum[kMaxDim] = {};
-  for (uint32_t t = 0; t < format.codec.group; t++)
-    for (uint32_t c = 0; c < dim; c++) sum[c] += magnitude(values[size_t(t) * dim + c]);
+  int64_t sum[kMaxDim] = {};
+  ChannelUnits some[kMaxDim];
+  for (uint32_t t = 0; t < format.codec.group; t += kSumTokens) {
+    format.loops->sum_channels(values + size_t(t) * dim, dim, std::min(format.codec.group - t, kSumTokens), dim, some);
+    for (uint32_t c = 0; c < dim; c++) sum[c] += some[c].abs;
+  }
   uint32_t order[kMaxDim];
   std::iota(order, order + dim, 0u);
   std::partial_sort(order, order + count, order + dim,

@@ -1,10 +1,8 @@
 // polar (PolarQuant, section 2.4): a pair of channels as radius and angle, each an affine column.
-#include <cmath>
+#include "util/polar.h"
 
 #include "codec/columns.h"
 #include "codec/keys.h"
-#include "codec/polar_rules.h"
-#include "util/fp.h"
 
 namespace kvq {
 namespace {
@@ -17,16 +15,12 @@ void arrange(HeadFormat *format) {
 
 void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values) {
   const uint32_t pairs = format.shape.dim / 2;
+  uint32_t u[kMaxDim / 2], v[kMaxDim / 2];
   for (uint32_t p = 0; p < pairs; p++) {
     const Pair pair = pair_channels(format.shape, p);
-    for (uint32_t t = 0; t < format.codec.group; t++) {
-      const uint16_t *row = x + t * token_stride;
-      const float u = half_to_float(row[pair.u]), v = half_to_float(row[pair.v]);
-      uint16_t *out = values + size_t(t) * 2 * pairs + p;
-      out[0] = float_to_half(std::sqrt(u * u + v * v));
-      out[pairs] = float_to_half(polar_angle(u, v));
-    }
+    u[p] = pair.u, v[p] = pair.v;
   }
+  format.loops->polar_columns(x, token_stride, format.codec.group, u, v, pairs, values);
 }
 
 void store(const HeadFormat &format, const float *values, float *out) {

@@ -1,9 +1,26 @@
 #include "cpu/pool.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
+
 namespace kvq::cpu {
+namespace {
+
+// To sleep and be woken takes 40 us and more, as much as a few thousand tokens of attention: who waits looks around for a while first,
+// and lets others have the processor meanwhile.
+constexpr std::chrono::microseconds kAwake{200};
+
+template <typename Condition>
+void await_awake(Condition condition) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + kAwake;
+  while (!condition() && Clock::now() < end) sched_yield();
+}
+
+}  // namespace
 
 Pool::~Pool() {
   if (process_.load() == getpid()) {
@@ -53,18 +70,19 @@ void *Pool::enter(void *worker) {
 }
 
 void Pool::serve(uint32_t thread) {
-  uint64_t done = 0;
-  pthread_mutex_lock(&lock_);
-  for (;;) {
+  for (uint64_t done = 0;;) {
+    await_awake([&] { return stop_ || turn_ != done; });
+    pthread_mutex_lock(&lock_);
     while (!stop_ && turn_ == done) pthread_cond_wait(&begin_, &lock_);
-    if (stop_) break;
+    const bool stop = stop_;
     done = turn_;
     pthread_mutex_unlock(&lock_);
+    if (stop) return;
     take_items(thread);
     pthread_mutex_lock(&lock_);
     if (--busy_ == 0) pthread_cond_signal(&end_);
+    pthread_mutex_unlock(&lock_);
   }
-  pthread_mutex_unlock(&lock_);
 }
 
 void Pool::take_items(uint32_t thread) {
@@ -80,11 +98,12 @@ void Pool::run(uint32_t items, void (*work)(void *self, uint32_t item, uint32_t 
   pthread_mutex_lock(&lock_);
   work_ = work, self_ = self, items_ = items;
   next_.store(0, std::memory_order_relaxed);
-  busy_ = started_;
+  busy_ = started_.load();
   turn_++;
   pthread_cond_broadcast(&begin_);
   pthread_mutex_unlock(&lock_);
   take_items(0);
+  await_awake([&] { return busy_ == 0; });
   pthread_mutex_lock(&lock_);
   while (busy_) pthread_cond_wait(&end_, &lock_);
   pthread_mutex_unlock(&lock_);

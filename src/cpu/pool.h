@@ -44,9 +44,10 @@ class Pool {
 
   pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t begin_ = PTHREAD_COND_INITIALIZER, end_ = PTHREAD_COND_INITIALIZER;
-  uint64_t turn_ = 0;        // of the current run; the rest is guarded by lock_, too
-  uint32_t busy_ = 0;        // workers that have not finished this turn
-  bool stop_ = false;
+  // Changed under lock_, looked at without it.
+  std::atomic<uint64_t> turn_{0};  // of the current run
+  std::atomic<uint32_t> busy_{0};  // workers that have not finished this turn
+  std::atomic<bool> stop_{false};
   void (*work_)(void *, uint32_t, uint32_t) = nullptr;
   void *self_ = nullptr;
   uint32_t items_ = 0;

@@ -76,6 +76,10 @@ struct Loops {
   void (*affine_columns)(const uint16_t *x, uint32_t rows, uint32_t n, const float *zero, const float *step, const float *top,
                          uint8_t *codes);
 
+  // Section 2.4, over rows x[t * stride] of fp16: radii, then angles of pairs (u[i], v[i]) of channels, out[t][2 * pairs].
+  void (*polar_columns)(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs,
+                        uint16_t *out);
+
   // Codes to words of four, whose number k is byte {0, 2, 1, 3}[k] (cpu/layout.h): of one token, line[quad * line_stride + 4 * token],
   // from codes[token * stride + slot]; or of one slot, line[4 * slot], from four rows of codes.
   void (*key_words)(const uint8_t *codes, size_t stride, uint32_t tokens, uint32_t quads, uint8_t *line, size_t line_stride);

@@ -4,6 +4,7 @@
 
 #include "util/loops.h"
 #include "util/loops_vector.h"
+#include "util/polar.h"
 
 namespace kvq {
 namespace {
@@ -428,7 +429,7 @@ void affine_columns(const uint16_t *x, uint32_t rows, uint32_t n, const float *z
     }
 }
 
-// ---- sums: a term is cut into integers of at most 20 bits and a sign, whose sums over kSumTokens fit 32 bits
+// ---- pairs of channels
 
 KVQ_LOOP_INLINE bool ascend(const uint32_t *index, uint32_t n) {
   bool yes = n == kLanes;
@@ -441,6 +442,21 @@ KVQ_LOOP_INLINE VFloat gather(const uint16_t *row, const uint32_t *index, uint32
   for (uint32_t i = 0; i < n; i++) h[i] = row[index[i]];
   return to_floats(h);
 }
+
+void polar_columns(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint16_t *out) {
+  for (uint32_t p = 0; p < pairs; p += kLanes) {
+    const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
+    const bool straight_u = ascend(u + p, n), straight_v = ascend(v + p, n);
+    for (uint32_t t = 0; t < rows; t++) {
+      const VFloat a = gather(x + t * stride, u + p, n, straight_u), b = gather(x + t * stride, v + p, n, straight_v);
+      const VHalf radius = to_halves(smaller(square_root(a * a + b * b), all(65504.0f))), angle = to_halves(polar_angle(a, b));
+      uint16_t *at = out + size_t(t) * 2 * pairs + p;
+      __builtin_memcpy(at, &radius, 2 * n), __builtin_memcpy(at + pairs, &angle, 2 * n);
+    }
+  }
+}
+
+// ---- sums: a term is cut into integers of at most 20 bits and a sign, whose sums over kSumTokens fit 32 bits
 
 void sum_pairs(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs,
                PairUnits *out) {
@@ -523,6 +539,7 @@ constexpr Loops kTable = {
     .affine_lanes = affine_lanes,
     .range_columns = range_columns,
     .affine_columns = affine_columns,
+    .polar_columns = polar_columns,
     .key_words = key_words,
     .value_words = value_words,
     .join_digits = join_digits,

@@ -1,8 +1,8 @@
 // Speed of packing on the CPU: prompts committed through the C ABI, and the codecs' encoders alone.
 //
 // A prompt's cost is split where the ABI splits it: `stage` is the chunks (entry, raw pages, statistics), `pack` is FINAL (policy,
-// encoding, page layout).  Beside the rate of fp16 input stands the share of one fp32 matrix product that reads the same rows:
-// [tokens][heads * dim] times a square matrix, at the rate at which this core can multiply and add at most.
+// encoding, page layout).  Beside the rate of fp16 input stands the share of one fp32 matrix product that the prompt goes through on its
+// way to K and V: hidden states [tokens][q_heads * dim] times a square matrix, at the rate at which this core can multiply and add at most.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -21,7 +21,7 @@
 namespace {
 
 struct Options {
-  std::vector<std::string> recipes = {"fp16", "tq-3", "tq-2", "tq-4", "pnmix", "semkv", "kivi-2", "kvq-2", "kvq-3", "blockgtq-k3v3-fast"};
+  std::vector<std::string> recipes = {"fp16", "tq-3", "tq-2", "tq-4", "pnmix", "semkv", "kivi-2", "kvq-2", "kvq-2.5", "kvq-3", "blockgtq-k3v3", "blockgtq-k3v3-fast", "kivi-2-g32", "kitty", "polar-2"};
   std::vector<std::string> codecs = {"lloyd(levels=3)", "lloyd(levels=4)", "lloyd(levels=8)", "lloyd(levels=16)", "lloyd(levels=8,rotate=0)",
                                      "lloyd(levels=64)", "affine-token(levels=4,group=128)", "affine-token(levels=5,group=128,rotate=1)",
                                      "affine-channel(levels=4,group=128)", "affine-channel(levels=4,group=128,midpoint=1)",
@@ -127,8 +127,8 @@ cJSON *recipe_row(const std::string &recipe, const Options &o, Data &data, doubl
   const bool queries = !commit(recipe, o, data, false, &times);
   times = Times();  // that was to warm up
   for (uint32_t i = 0; i < o.rounds; i++) commit(recipe, o, data, queries, &times);
-  const double bytes = double(o.tokens) * o.kv_heads * o.dim * 4, width = double(o.kv_heads) * o.dim;
-  const double product = 2 * double(o.tokens) * width * width / rate;  // K's and V's
+  const double bytes = double(o.tokens) * o.kv_heads * o.dim * 4, width = double(o.q_heads) * o.dim;
+  const double product = double(o.tokens) * width * width / rate;
   const double stage = median(times.stage), pack = median(times.pack), both = median(times.both);
   const double with_queries = bytes * (queries ? 1 + double(o.q_heads) / (2 * o.kv_heads) : 1);
   std::printf("%-24s %8.2f %8.2f %8.2f %8.2f %9.2f %8.1f%%\n", recipe.c_str(), bytes / stage * 1e-9, bytes / pack * 1e-9,

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <numbers>
 #include <set>
 #include <string>
 
@@ -294,12 +295,14 @@ TEST_CASE("every table of loops quantizes and sums columns exactly") {
         std::vector<kvq::ChannelUnits> channels(n);
         std::vector<kvq::PairUnits> pairs(n / 2);
         std::vector<uint32_t> u(n / 2), v(n / 2);
+        std::vector<uint16_t> polar(size_t(rows) * n / 2 * 2);
         for (uint32_t p = 0; p < n / 2; p++) u[p] = rows % 2 ? 2 * p : p, v[p] = rows % 2 ? 2 * p + 1 : p + n / 2;
         loops->range_columns(x.data(), rows, n, mn.data(), mx.data());
         for (uint32_t c = 0; c < n; c++) zero[c] = mn[c], step[c] = mx[c] > mn[c] ? (mx[c] - mn[c]) / 7 : 1, top[c] = 7;
         loops->affine_columns(x.data(), rows, n, zero.data(), step.data(), top.data(), codes.data());
         loops->sum_channels(x.data(), n, rows, n, channels.data());
         loops->sum_pairs(x.data(), n, rows, u.data(), v.data(), n / 2, pairs.data());
+        loops->polar_columns(x.data(), n, rows, u.data(), v.data(), n / 2, polar.data());
         bool right = true;
         for (uint32_t c = 0; c < n; c++) {
           double low = INFINITY, high = -INFINITY, sum = 0, abs = 0;
@@ -317,6 +320,10 @@ TEST_CASE("every table of loops quantizes and sums columns exactly") {
             const float a = value(x[t * n + u[p]]), b = value(x[t * n + v[p]]), aa = a * a, bb = b * b, r2 = aa + bb;
             square += uint64_t(std::floor(std::ldexp(double(r2), 24)));
             norm += uint64_t(std::floor(std::ldexp(double(std::sqrt(r2)), 24)));
+            const uint16_t *at = polar.data() + size_t(t) * (n / 2 * 2) + p;
+            const double angle = std::atan2(double(b), double(a)), turns = angle < 0 ? angle + 2 * std::numbers::pi : angle;
+            right = right && at[0] == kvq::float_to_half(std::sqrt(r2));
+            right = right && std::abs(std::remainder(half_value(at[n / 2]) - turns, 2 * std::numbers::pi)) <= 0x1p-9 + 1e-6;
           }
           right = right && pairs[p].norm == norm && pairs[p].square == square;
         }

@@ -1,7 +1,6 @@
 // Section 2.4: the angle of a pair, and back, by polynomials that are part of the format: plain fp32 steps, the same on every
 // machine, host or device.
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,26 +12,27 @@ inline constexpr float kPi = 0x1.921fb6p+1f, kHalfPi = 0x1.921fb6p+0f, kTwoPi = 
 inline constexpr float kTwoOverPi = 0x1.45f306p-1f;
 inline constexpr float kHalfPiHigh = 0x1.92p+0f, kHalfPiLow = 0x1.fb5444p-12f;  // their sum is pi/2 to 40 bits
 
-template <size_t N>
-KVQ_HD inline float polynomial(const float (&coefficient)[N], float t) {
-  float sum = coefficient[N - 1];
+// F: float, or a vector of them (util/loops_impl.h).
+template <size_t N, class F>
+KVQ_HD inline F polynomial(const float (&coefficient)[N], F t) {
+  F sum = F{} + coefficient[N - 1];
   for (size_t i = N - 1; i-- > 0;) sum = sum * t + coefficient[i];
   return sum;
 }
 
 // Angle of (u, v) in [0, 2 pi).
-KVQ_HD inline float polar_angle(float u, float v) {
+template <class F>
+KVQ_HD inline F polar_angle(F u, F v) {
   // Coefficients of polar.json, lowest power first: atan divided by x, in x * x.
   const float atan[] = {0x1.ffffeap-1f, -0x1.554c3ap-2f, 0x1.988174p-3f, -0x1.1cd946p-3f,
                         0x1.8af1bap-4f, -0x1.ca0882p-5f, 0x1.6633a8p-6f, -0x1.09b80ep-8f};
-  const float au = std::fabs(u), av = std::fabs(v), mx = au > av ? au : av, mn = au > av ? av : au;
-  if (mx == 0.0f) return 0.0f;
-  const float q = mn / mx;
-  float r = q * polynomial(atan, q * q);
-  if (av > au) r = kHalfPi - r;
-  if (u < 0.0f) r = kPi - r;
-  if (v < 0.0f) r = kTwoPi - r;
-  return r >= kTwoPi ? 0.0f : r;
+  const F au = u < 0.0f ? -u : u, av = v < 0.0f ? -v : v, mx = au > av ? au : av, mn = au > av ? av : au;
+  const F q = mn / mx;
+  F r = q * polynomial(atan, q * q);
+  r = av > au ? kHalfPi - r : r;
+  r = u < 0.0f ? kPi - r : r;
+  r = v < 0.0f ? kTwoPi - r : r;
+  return (r >= kTwoPi) | (mx == 0.0f) ? F{} : r;
 }
 
 struct SinCos {
