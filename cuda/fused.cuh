@@ -151,7 +151,7 @@ template <int U, int N>
 struct RowKeys {
   static constexpr bool kColumns = false;
   uint32_t b[N][U];
-  float unit[N], total[N], center[N];  // total: the sum of the query
+  float unit[N], total[N], center[N];  // total: the sum of the query, as rounded: what a zero counts is then what a code counts
 
   __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &, const float *q, const float *centers, uint32_t *) {
 #pragma unroll
@@ -160,7 +160,7 @@ struct RowKeys {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         read_four(q + (4 * n + me.row) * query_stride(U) + slot, x);
         sum += x[0] + x[1] + x[2] + x[3];
-      }, b[n]);
+      }, b[n], [&](uint32_t, float rest) { sum -= rest; });
       total[n] = query_sum(me, sum);
       center[n] = centers[4 * n + me.t];
     }
@@ -462,6 +462,12 @@ __device__ __forceinline__ void trade_weights(const Lane &me, const uint32_t (&v
   }
 }
 
+// A weight, in units, as an integer in the lower bits.  Weights that are alike are not rounded alike (by x, a lane's tokens): beside one
+// that is thousands of times as large, 63 roundings of small ones would add up to more than 16 bits allow.
+__device__ __forceinline__ uint32_t round_weight(float w, float units, int x) {
+  return __float_as_uint(__fadd_rz(fmaf(w, units, (float(x) + 0.5f) / 8.0f), 8388608.0f));
+}
+
 // Probabilities of a tile as columns of B; returns the value of one unit.
 __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)[8], uint32_t (&b)[4]) {
   float top = 1e-30f;
@@ -471,7 +477,7 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
   const float inverse = 65528.0f * reciprocal(top);
   uint32_t v[8];
 #pragma unroll
-  for (int x = 0; x < 8; x++) v[x] = __float_as_uint(fmaf(w[x], inverse, 8388608.0f));
+  for (int x = 0; x < 8; x++) v[x] = round_weight(w[x], inverse, x);
   trade_weights(me, v, b);
   return top * (1.0f / 65528.0f);
 }
