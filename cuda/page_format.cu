@@ -228,12 +228,14 @@ CudaPageFormat::CudaPageFormat(std::pmr::memory_resource *memory, Arena &arena, 
   if (k[0].codec.kind == Kind::progressive && v[0].codec.kind == Kind::progressive) keep_chain();
 }
 
-// A chain (PM-KVQ) narrows under a captured graph, which keeps its kernel and stages: all its widths have those of 8 bits.
+// A chain (PM-KVQ) narrows under a captured graph, which keeps its kernel and stages: all its widths have one kernel, and 16 bits stages
+// for the 8 to come.
 void CudaPageFormat::keep_chain() {
   const uint32_t dim = k[0].shape.dim;
   constexpr PagePath kFields{Code::fields, Code::fields};
   if (dim != v[0].shape.dim || !has_fused(dim, kFields)) return;
-  path = kFields, stage_bytes = 2 * kTile * (dim + 2 * uint32_t(sizeof(uint16_t)));
+  path = kFields;
+  if (raw) stage_bytes = 2 * kTile * (dim + 2 * uint32_t(sizeof(uint16_t)));
 }
 
 void CudaPageFormat::describe(const HeadFormat &head, bool fragments, TensorFormat *f) {

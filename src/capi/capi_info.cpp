@@ -72,6 +72,7 @@ static Status describe_path(const CacheConfig &config, uint32_t backend, kvq_sup
   Memory scratch;
   Recipe recipe(&scratch);
   KVQ_TRY(parse_recipe(config.recipe, config.shapes, &recipe));
+  KVQ_TRY(apply_data(config.data, config.shapes, &recipe));
   const size_t layer = first_decoded_layer(backend, config.shapes, recipe);
   out->path = layer == config.shapes.size() ? KVQ_PATH_FUSED : KVQ_PATH_DECODE;
   if (out->path == KVQ_PATH_FUSED) return KVQ_OK;

@@ -1,5 +1,6 @@
 #include "capi/devices.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -52,13 +53,24 @@ Status check_path(uint32_t backend, const char *path) {
   return fail(KVQ_E_UNSUPPORTED, "path='%.40s' is none of those that run here: %s", path, describe_backend(backend).paths);
 }
 
+#if KVQ_WITH_CUDA
+// The largest of the widths that K may have in a layer.
+static uint32_t widest_of(const Recipe &recipe, size_t layer) {
+  if (recipe.given.empty()) return recipe.policy.bmax;
+  uint32_t widest = 0;
+  for (const auto &head : recipe.given[layer].k)
+    for (const uint8_t width : head) widest = std::max<uint32_t>(widest, width);
+  return widest;
+}
+#endif
+
 size_t first_decoded_layer([[maybe_unused]] uint32_t backend, std::span<const LayerShape> shapes, [[maybe_unused]] const Recipe &recipe) {
 #if KVQ_WITH_CUDA
   if (backend == KVQ_BACKEND_CUDA) {
     const auto fused = [&](size_t l) {
       const LayerCodecs &codecs = recipe.layers[l];
       for (uint32_t c = 0; c < recipe.classes; c++)
-        if (!cuda_reads_fused(shapes[l], codecs.k[c], codecs.v[c], recipe.page_tokens, recipe.policy.bmax)) return false;
+        if (!cuda_reads_fused(shapes[l], codecs.k[c], codecs.v[c], recipe.page_tokens, widest_of(recipe, l))) return false;
       return true;
     };
     size_t layer = 0;
