@@ -56,8 +56,7 @@ double largest_error(const Setup &setup, const kvq_layer &layer, double factor, 
       const Floats head = export_values(cache, seq, 0, h, tensor, total, dim);
       all[tensor].insert(all[tensor].end(), head.begin(), head.end());
     }
-  const Attended expected = attend({.tokens = total, .n_queries = 1, .q_heads = kHeads * kRatio, .kv_heads = kHeads, .dim_k = dim, .dim_v = dim,
-                                    .q = zeros.data(), .k = all[0].data(), .v = all[1].data()});
+  const Attended expected = attend({.tokens = total, .n_queries = 1, .q_heads = kHeads * kRatio, .kv_heads = kHeads, .dim_k = dim, .dim_v = dim, .q = zeros.data(), .k = all[0].data(), .v = all[1].data()});
   const Floats got = out.values();
   double largest = 0;
   for (uint32_t row = 0; row < kHeads * kRatio; row++) {
