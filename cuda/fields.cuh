@@ -74,8 +74,8 @@ template <class Code, int U, int N>
 struct FieldKeys {
   using Rows = typename Code::Rows;
   static constexpr bool kColumns = true;
-  float unit[N], zero[N], center[N];  // zero: of columns; rows: the sum of the query
-  float rest[N];                      // what rounding leaves of the query, times the middle of the levels (as ColumnKeys); in the zero of columns
+  float unit[N], zero[N], center[N];  // zero: of columns, with what rounding leaves of the query, times the middle of the levels (as
+                                      // ColumnKeys); rows: the sum of the query, as rounded (as RowKeys)
   uint32_t b[N][U], upper[N];         // upper: of the slots that have two bits more
   const float *query;
   const uint8_t *params;              // columns: of the tile's groups
@@ -95,16 +95,16 @@ struct FieldKeys {
   __device__ __forceinline__ void fold(const Lane &me, Load &&load) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      float sum = 0, less = 0;
+      float sum = 0;
+      const float times = form.rows ? -1.0f : form.middle;
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         float s[4], z[4], v[4];
         load(slot, s, z);
         read_four(query + (4 * n + me.row) * query_stride(U) + slot, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = v[j] * s[j], sum = fmaf(v[j], z[j], sum);
-      }, b[n], [&](uint32_t, float left) { less = fmaf(left, form.middle, less); });
-      zero[n] = query_sum(me, form.rows ? sum : sum + less);
-      if (form.rows) rest[n] = query_sum(me, less);
+      }, b[n], [&](uint32_t, float rest) { sum = fmaf(rest, times, sum); });
+      zero[n] = query_sum(me, sum);
     }
   }
   __device__ __forceinline__ void fold_group(const Lane &me, const uint8_t *at) {
@@ -198,7 +198,7 @@ struct FieldKeys {
 #pragma unroll
       for (int x = 0; x < 4; x++) {
         const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), form.rows ? rest[n] : zero[n]);
+        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), form.rows ? 0.0f : zero[n]);
       }
   }
   // Columns with one plane of crumbs, without a branch: in groups of half a tile, or with upper bits.
@@ -335,7 +335,7 @@ struct FieldValues : KeptProbabilities<U, N> {
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         if constexpr (kPart == Part::all) {
-          v[x] = __float_as_uint(fmaf(q[n][x], s[x], kInteger));
+          v[x] = round_weight(q[n][x], s[x], x);
         } else {
           const float whole = floorf(q[n][x] * s[x]);
           v[x] = __float_as_uint((kPart == Part::whole ? whole : fmaxf(fmaf(q[n][x], s[x], -whole), 0.0f) * kMostWeight) + kInteger);

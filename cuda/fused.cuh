@@ -26,21 +26,18 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
 
 // ---- parameters of eight tokens 8 * x + r
 
-// Bytes are e5m3, that is the upper half of an fp16 without its sign, of which the exponent counts from another number: what comes
-// back is kByteScale times what they mean.
-constexpr float kByteScale = 32.0f;
-__device__ __forceinline__ float param_scale(uint32_t bytes) { return bytes == 1 ? 1.0f / kByteScale : 1.0f; }
+// Bytes are e5m3: the exponent 31 is a number like any other, so no fp16 number has their bits.
+__device__ __forceinline__ float e5m3(uint32_t h) { return __uint_as_float(h << 20 & 0x0ff00000u) * 0x1p107f; }
 
 __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, uint32_t bytes, float (&s)[8]) {
-  uint32_t w[4];
   if (bytes == 1) {
     const uint2 v = *reinterpret_cast<const uint2 *>(params + r * 8);
-    w[0] = permute(v.x, 0, 0x1404u) >> 1, w[1] = permute(v.x, 0, 0x3424u) >> 1;
-    w[2] = permute(v.y, 0, 0x1404u) >> 1, w[3] = permute(v.y, 0, 0x3424u) >> 1;
-  } else {
-    const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
-    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+#pragma unroll
+    for (int x = 0; x < 8; x++) s[x] = e5m3((x < 4 ? v.x : v.y) >> 8 * (x % 4));
+    return;
   }
+  const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);
+  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int x = 0; x < 4; x++) {
     const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&w[x]));
@@ -127,7 +124,7 @@ struct RowClass {
   float scale;
   uint32_t param_bytes;
   __device__ __forceinline__ void load(const TensorFormat &f) {
-    table = {f.table[0], f.table[1]}, scale = f.book_scale * param_scale(f.param_bytes), param_bytes = uniform(f.param_bytes);
+    table = {f.table[0], f.table[1]}, scale = f.book_scale, param_bytes = uniform(f.param_bytes);
   }
 };
 
@@ -151,7 +148,7 @@ template <int U, int N>
 struct RowKeys {
   static constexpr bool kColumns = false;
   uint32_t b[N][U];
-  float unit[N], total[N], center[N];  // total: the sum of the query
+  float unit[N], total[N], center[N];  // total: the sum of the query, as rounded: what a zero counts is then what a code counts
 
   __device__ __forceinline__ void begin_item(const Lane &me, const TensorFormat &, const float *q, const float *centers, uint32_t *) {
 #pragma unroll
@@ -160,7 +157,7 @@ struct RowKeys {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) {
         read_four(q + (4 * n + me.row) * query_stride(U) + slot, x);
         sum += x[0] + x[1] + x[2] + x[3];
-      }, b[n]);
+      }, b[n], [&](uint32_t, float rest) { sum -= rest; });
       total[n] = query_sum(me, sum);
       center[n] = centers[4 * n + me.t];
     }
@@ -462,6 +459,12 @@ __device__ __forceinline__ void trade_weights(const Lane &me, const uint32_t (&v
   }
 }
 
+// A weight, in units, as an integer in the lower bits.  Weights that are alike are not rounded alike (by x, a lane's tokens): beside one
+// that is thousands of times as large, 63 roundings of small ones would add up to more than 16 bits allow.
+__device__ __forceinline__ uint32_t round_weight(float w, float units, int x) {
+  return __float_as_uint(__fadd_rz(fmaf(w, units, (float(x) + 0.5f) / 8.0f), 8388608.0f));
+}
+
 // Probabilities of a tile as columns of B; returns the value of one unit.
 __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)[8], uint32_t (&b)[4]) {
   float top = 1e-30f;
@@ -471,7 +474,7 @@ __device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)
   const float inverse = 65528.0f * reciprocal(top);
   uint32_t v[8];
 #pragma unroll
-  for (int x = 0; x < 8; x++) v[x] = __float_as_uint(fmaf(w[x], inverse, 8388608.0f));
+  for (int x = 0; x < 8; x++) v[x] = round_weight(w[x], inverse, x);
   trade_weights(me, v, b);
   return top * (1.0f / 65528.0f);
 }

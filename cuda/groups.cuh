@@ -44,7 +44,6 @@ struct GroupKeys {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       unit[n] = quantize_query<U>(me, [&](uint32_t slot, float (&x)[4]) { read_four(q + (4 * n + me.row) * query_stride(U) + slot, x); }, b[n]);
-      unit[n] *= param_scale(param_bytes);
       center[n] = centers[4 * n + me.t];
     }
     from = to = 0;
@@ -115,7 +114,7 @@ struct GroupKeys {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = fmaf(sum(n, x), unit[n] * scale * h[x], s[n][x]);  // unit: with param_scale
+      for (int x = 0; x < 8; x++) s[n][x] = fmaf(sum(n, x), unit[n] * scale * h[x], s[n][x]);
   }
   // The units of one width.
   template <int W>
@@ -261,13 +260,12 @@ struct TileValues<GroupValues, U, N> : KeptProbabilities<U, N> {
   template <int W, int V>
   __device__ __forceinline__ void add_tile(const Lane &me, Soft<U> (&soft)[N]) const {
     const uint8_t *scales = codes + rows.params;
-    const float scale = param_scale(rows.param_bytes);
     uint32_t b[N][4], r[8];
     float units[N];
-    weigh_group(me, book_data::scale(W) * scale, scales, b, units);
+    weigh_group(me, book_data::scale(W), scales, b, units);
 #pragma unroll
     for (int m = 0; m < U / 2; m++) decode<W>(me, codes + m * W * 128, r), add_unit(m, r, b, units, soft);
-    if (W != V) weigh_group(me, book_data::scale(V) * scale, scales + kTile * rows.param_bytes, b, units);
+    if (W != V) weigh_group(me, book_data::scale(V), scales + kTile * rows.param_bytes, b, units);
 #pragma unroll
     for (int m = 0; m < U / 2; m++) decode<V>(me, codes + (U / 2 * W + m * V) * 128, r), add_unit(U / 2 + m, r, b, units, soft);
   }
@@ -290,7 +288,7 @@ struct TileValues<GroupValues, U, N> : KeptProbabilities<U, N> {
     for (int m = 0; m < U; m++) {
       const uint32_t width = rows.widths.of(m);
       if (rows.starts >> m & 1u) {
-        weigh_group(me, book_scale(width) * param_scale(rows.param_bytes), scales, b, units);
+        weigh_group(me, book_scale(width), scales, b, units);
         scales += kTile * rows.param_bytes;
       }
       uint32_t r[8];
