@@ -1,9 +1,9 @@
 // Reading one code or parameter of a packed page: any layout, one element at a time.  What is in a hurry reads fragments itself.
 #pragma once
 #include "codec/affine.h"
-#include "util/polar.h"
 #include "cuda/layout.h"
 #include "cuda/rows.h"
+#include "util/polar.h"
 
 namespace kvq::cuda {
 

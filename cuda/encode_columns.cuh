@@ -3,9 +3,9 @@
 #include <cuda_fp16.h>
 
 #include "codec/affine.h"
-#include "util/polar.h"
 #include "codec/row_rules.h"
 #include "cuda/tile.cuh"
+#include "util/polar.h"
 
 namespace kvq::cuda {
 

@@ -10,6 +10,7 @@
 
 #include <utility>
 
+#include "codec/minifloat.h"
 #include "cuda/fragments.cuh"
 #include "cuda/soft.cuh"
 
@@ -26,14 +27,12 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
 
 // ---- parameters of eight tokens 8 * x + r
 
-// Bytes are e5m3: the exponent 31 is a number like any other, so no fp16 number has their bits.
-__device__ __forceinline__ float e5m3(uint32_t h) { return __uint_as_float(h << 20 & 0x0ff00000u) * 0x1p107f; }
-
+// Bytes are e5m3.
 __device__ __forceinline__ void load_scales(const uint8_t *params, uint32_t r, uint32_t bytes, float (&s)[8]) {
   if (bytes == 1) {
     const uint2 v = *reinterpret_cast<const uint2 *>(params + r * 8);
 #pragma unroll
-    for (int x = 0; x < 8; x++) s[x] = e5m3((x < 4 ? v.x : v.y) >> 8 * (x % 4));
+    for (int x = 0; x < 8; x++) s[x] = e5m3_to_float(uint8_t((x < 4 ? v.x : v.y) >> 8 * (x % 4)));
     return;
   }
   const uint4 v = *reinterpret_cast<const uint4 *>(params + r * 16);

@@ -67,7 +67,11 @@ Dot place(const Run &run, const Product &product, const TensorLayout &layout, co
 // Squares of a tile's codes in the terms of a row's output, per square of the weights' errors (doubt.h).
 struct Share {
   float usual, most;
-  float rare() const { return std::min(kCodes * usual, most); }
+  // Of independent errors whose squares add up to `each`, and of errors whose sum is `error`; F: float, or Four.
+  template <class F>
+  F square(F each, F error) const {
+    return each * std::min(kCodes * usual, most) + error * error * most;
+  }
 };
 
 // Whether the errors of a row's weights could show in what it has collected.
@@ -75,7 +79,7 @@ inline bool shows(const Run &run, const Domain &domain, uint32_t row, const RowW
   if (run.precise) return true;
   Doubts &doubt = run.slice.doubt;
   const float step = weights.scale[row], each = step * step * (tokens / 12.0f);
-  const float square = each * share.rare() + weights.error[row] * weights.error[row] * share.most;
+  const float square = share.square(each, weights.error[row]);
   if (square > kTileShare * doubt.power[row]) {
     const float *out = domain.out + size_t(row) * run.dims.output();
     doubt.power[row] = run.kernels.dot_product(out, out, round16(domain.format->v[run.head].shape.dim));
@@ -97,7 +101,7 @@ bool any_shows(const Run &run, const RowWeights &weights, float tokens, const Sh
   for (uint32_t r = 0; r < run.rows; r += 4) {
     const Four step = four_of(weights.scale + r), error = four_of(weights.error + r);
     each[r / 4] = step * step * (tokens / 12.0f);
-    square[r / 4] = each[r / 4] * share.rare() + error * error * share.most;
+    square[r / 4] = share.square(each[r / 4], error);
     const auto shows = square[r / 4] > kTileShare * four_of(doubt.power + r);
     for (uint32_t i = 0; i < 4; i++) any |= shows[i] && r + i < run.rows;
   }

@@ -49,16 +49,7 @@ KVQ_INLINE void store_some(float *x, uint32_t n, VFloat v) {
 }
 
 // A product as it is rounded: contracted with additions here and not there, rows would depend on how they are computed.
-KVQ_INLINE VFloat rounded(VFloat x) {
-#if KVQ_VECTOR_BYTES == 64
-  __asm__("" : "+v"(x));
-#elif defined(__SSE2__)
-  __asm__("" : "+x"(x));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(x));
-#endif
-  return x;
-}
+KVQ_INLINE VFloat rounded(VFloat x) { return opaque(x); }
 
 // Results of one row and one vector of lanes: scaled, shifted, added, stored.
 KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) {
@@ -88,13 +79,16 @@ KVQ_INLINE void add_quad(Sums (&sums)[ROWS][VECTORS], const uint8_t *x, const in
   add_words<ROWS, VECTORS>(sums, words, w);
 }
 
+// What a row's sum begins with; `span`: of weights.
+KVQ_INLINE int32_t start_of(const Dot &dot, uint32_t row, uint32_t span) { return dot.bias ? -dot.bias * dot.sum[row * dot.sum_stride + span] : 0; }
+
 template <uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void start_block(Sums (&sums)[ROWS][VECTORS], const Dot &dot, uint32_t row, uint32_t first) {
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
-      sums[r][v] = start_sums(dot.bias ? -dot.bias * dot.sum[(row + r) * dot.sum_stride + first / (kSumSpan / 4)] : 0);
+      sums[r][v] = start_sums(start_of(dot, row + r, first / (kSumSpan / 4)));
 }
 template <uint32_t ROWS, uint32_t VECTORS>
 KVQ_INLINE void finish_block(const Sums (&sums)[ROWS][VECTORS], const Dot &dot, uint32_t row, uint32_t lane) {
@@ -155,7 +149,6 @@ constexpr Ones make_ones() {
   return ones;
 }
 
-// `span`: of weights.
 KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
   static constexpr float kZeros[kRows] = {};
   static constexpr Ones kOnes = make_ones();
@@ -170,7 +163,7 @@ KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
   batch.out = dot.out;
   batch.out_stride = dot.out_stride;
   batch.kept = dot.add ? -1 : 0;
-  for (uint32_t r = 0; dot.bias && r < dot.rows; r++) batch.start[r] = -dot.bias * dot.sum[r * dot.sum_stride + span];
+  for (uint32_t r = 0; r < dot.rows; r++) batch.start[r] = start_of(dot, r, span);
   return batch;
 }
 

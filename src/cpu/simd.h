@@ -27,6 +27,18 @@ template <class V>
 KVQ_INLINE void store(void *p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
+// The same value, of which the compiler knows nothing.
+template <class V>
+KVQ_INLINE V opaque(V x) {
+#if KVQ_VECTOR_BYTES == 64
+  __asm__("" : "+v"(x));
+#elif defined(__SSE2__)
+  __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#endif
+  return x;
+}
 KVQ_INLINE VFloat all(float x) { return x - VFloat{}; }
 KVQ_INLINE VInt all_int(int32_t x) { return x - VInt{}; }
 KVQ_INLINE VShort all_short(uint16_t x) { return x - VShort{}; }

@@ -26,17 +26,7 @@ KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) {
 }
 
 // A factor that the compiler does not take apart into shifts and additions, which keep more ports busy than a multiplication.
-KVQ_INLINE VShort factor_of(uint32_t base) {
-  VShort factor = all_short((uint16_t)base);
-#if KVQ_VECTOR_BYTES == 64
-  __asm__("" : "+v"(factor));
-#elif defined(__SSE2__)
-  __asm__("" : "+x"(factor));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(factor));
-#endif
-  return factor;
-}
+KVQ_INLINE VShort factor_of(uint32_t base) { return opaque(all_short((uint16_t)base)); }
 
 // Where decoded vectors go: through the table if there is one.
 template <bool MAP>
