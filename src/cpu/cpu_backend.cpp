@@ -25,6 +25,9 @@ class CpuBackend final : public Backend {
     return raw_head_bytes(shape) * shape.kv_heads + (shape.dim_v % 16 ? 64 : 0);  // vector loads of the last row
   }
 
+  // As many as a tile has room for: what a tile costs besides its products it then costs less often.
+  uint32_t page_tokens(uint32_t recipe) const override { return std::max(1u, kTileTokens / recipe) * recipe; }
+
   std::shared_ptr<const PageFormat> make_format(const LayerShape &, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
                                                 std::pmr::vector<HeadFormat> &&v) override {
     return make_shared_in<CpuPageFormat>(memory_, memory_, tables_, page_tokens, std::move(k), std::move(v));

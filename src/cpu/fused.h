@@ -19,10 +19,10 @@ struct BlockOf {
 template <uint32_t LINES>
 KVQ_INLINE void fetch_beside(Prefetch *lines) {
   if (KVQ_VECTOR_BYTES < 64) return fetch<LINES>(lines);
-  for (uint32_t i = 0; i < LINES; i++) {
-    __builtin_prefetch(lines->at, 0, 3);
-    lines->at += lines->at < lines->end ? 64 : 0;
-  }
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 3);
+  const uint8_t *next = lines->at + LINES * 64;
+  lines->at = next < lines->end ? next : lines->at;
 }
 
 // Bits of a field of a unit, with garbage above those of a direct one.
