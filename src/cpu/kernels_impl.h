@@ -128,60 +128,60 @@ KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uin
 // What the blocks of a dot product whose lanes are whole vectors have in common, ready for use: they have nothing to ask.
 struct Batch {
   Prefetch lines;
-  const float *scale, *offset;             // [rows]
   const float *lane_scale, *lane_offset;   // [lanes], or ones
-  uint32_t scale_lanes, offset_lanes, from_lanes;  // masks of a lane's number: nothing of it counts for constants
+  uint32_t scale_lanes, offset_lanes;      // masks of a lane's number: nothing of it counts for ones
   float *out;
-  const float *from;                       // what results are added to: `out`, or zeros
-  size_t out_stride, from_stride;
+  size_t out_stride;
+  Kept kept;                               // of what `out` held
+  float scale[kRows], offset[kRows];
   int32_t start[kRows];                    // of sums
 };
 
-struct alignas(64) Constants {
+struct alignas(64) Ones {
   float of[64];
 };
-constexpr Constants constants(float value) {
-  Constants all{};
-  for (float &x : all.of) x = value;
-  return all;
+constexpr Ones make_ones() {
+  Ones ones{};
+  for (float &x : ones.of) x = 1.0f;
+  return ones;
 }
 
 KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
-  static constexpr Constants kZeros = constants(0.0f), kOnes = constants(1.0f);
-  Batch batch{};
+  static constexpr Ones kOnes = make_ones();
+  Batch batch;
   batch.lines = lines_of(dot);
-  batch.scale = dot.scale;
-  batch.offset = dot.offset ? dot.offset : kZeros.of;
   batch.lane_scale = dot.lane_scale ? dot.lane_scale : kOnes.of;
   batch.lane_offset = dot.lane_offset ? dot.lane_offset : kOnes.of;
   batch.scale_lanes = dot.lane_scale ? ~0u : 0u;
   batch.offset_lanes = dot.lane_offset ? ~0u : 0u;
   batch.out = dot.out;
   batch.out_stride = dot.out_stride;
-  batch.from = dot.add ? dot.out : kZeros.of;
-  batch.from_stride = dot.add ? dot.out_stride : 0;
-  batch.from_lanes = dot.add ? ~0u : 0u;
-  for (uint32_t r = 0; r < dot.rows; r++) batch.start[r] = start_of(dot, r, span);
+  batch.kept = kept_if(dot.add);
+  for (uint32_t r = 0; r < dot.rows; r++) {
+    batch.scale[r] = dot.scale[r];
+    batch.offset[r] = dot.offset ? dot.offset[r] : 0.0f;
+    batch.start[r] = start_of(dot, r, span);
+  }
   return batch;
 }
 
 // Results of `rows` rows from `row` on.  LANES: lanes have factors of their own.
 template <bool LANES, uint32_t ROWS, uint32_t N>
 KVQ_INLINE void store_totals(const VInt (&totals)[ROWS][N], const Batch &batch, uint32_t row, uint32_t rows, uint32_t lane) {
-  const float *scale = batch.scale + row, *offset = batch.offset + row;
   const float *lane_scale = batch.lane_scale + (lane & batch.scale_lanes), *lane_offset = batch.lane_offset + (lane & batch.offset_lanes);
-  const size_t stride = batch.out_stride, from_stride = batch.from_stride;  // copies: stores could be to a batch
+  const size_t stride = batch.out_stride;  // copies: stores could be to a batch
+  const Kept kept = batch.kept;
   float *out = batch.out + row * stride + lane;
-  const float *from = batch.from + row * from_stride + (lane & batch.from_lanes);
 #pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++, out += stride, from += from_stride) {
+  for (uint32_t r = 0; r < ROWS; r++, out += stride) {
     if (r == 3 && rows < 4) break;
+    const VFloat scale = all(batch.scale[row + r]), offset = all(batch.offset[row + r]);
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < N; i++) {
-      const VFloat sum = to_float(totals[r][i]), base = load<VFloat>(from + i * kLanes);
-      store(out + i * kLanes, LANES ? multiply_add(all(scale[r]) * sum, load<VFloat>(lane_scale + i * kLanes),
-                                                   multiply_add(all(offset[r]), load<VFloat>(lane_offset + i * kLanes), base))
-                                    : multiply_add(all(scale[r]), sum, base + offset[r]));
+      const VFloat sum = to_float(totals[r][i]), base = load_kept(out + i * kLanes, kept);
+      store(out + i * kLanes, LANES ? multiply_add(scale * sum, load<VFloat>(lane_scale + i * kLanes),
+                                                   multiply_add(offset, load<VFloat>(lane_offset + i * kLanes), base))
+                                    : multiply_add(scale, sum, base + offset));
     }
   }
 }

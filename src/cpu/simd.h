@@ -27,6 +27,16 @@ template <class V>
 KVQ_INLINE void store(void *p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
+// A vector of floats, or zeros.
+#if KVQ_VECTOR_BYTES == 64
+typedef __mmask16 Kept;
+KVQ_INLINE Kept kept_if(bool keep) { return keep ? 0xffff : 0; }
+KVQ_INLINE VFloat load_kept(const float *p, Kept kept) { return (VFloat)_mm512_maskz_loadu_ps(kept, p); }
+#else
+typedef int32_t Kept;
+KVQ_INLINE Kept kept_if(bool keep) { return keep ? -1 : 0; }
+KVQ_INLINE VFloat load_kept(const float *p, Kept kept) { return (VFloat)(load<VInt>(p) & kept); }
+#endif
 // The same value, of which the compiler knows nothing.
 template <class V>
 KVQ_INLINE V opaque(V x) {

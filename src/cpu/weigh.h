@@ -59,35 +59,44 @@ struct FourSums {
   VInt total[4];
 };
 
+// How floats become weights: as they are, of which the last vector may be in part; whole vectors; logits of whole vectors.
+enum class Mode { any, whole, logits };
+template <Mode MODE>
+KVQ_INLINE VFloat load_floats(const float *x, uint32_t n) {
+  return MODE == Mode::any ? load_some(x, n) : load<VFloat>(x);
+}
+
+template <Mode MODE>
 KVQ_INLINE VFloat largest_product(const Quantize &q, uint32_t r, uint32_t first, uint32_t end) {
   const float *x = q.x + r * q.x_stride, *s = q.s;
   const uint32_t n = q.n;
   VFloat most = {};
   for (uint32_t i = first; i < end; i += kLanes) {
-    const VFloat v = load_some(x + i, n - i);
-    most = greater(most, magnitude(s ? v * load_some(s + i, n - i) : v));
+    const VFloat v = load_floats<MODE>(x + i, n - i);
+    most = greater(most, magnitude(s ? v * load_floats<MODE>(s + i, n - i) : v));
   }
   return most;
 }
 
-// Weights [first, end) of row `r`, which is row `to` of the group.  EXP: x becomes 2^(x - reference) first.
-template <bool EXP>
+// Weights [first, end) of row `r`, which is row `to` of the group.  Logits x become 2^(x - reference) first.
+template <Mode MODE>
 KVQ_INLINE void round_row(const Quantize &q, uint32_t r, uint32_t first, uint32_t end, float inverse, uint32_t to, FourRows *rounded, FourSums *sums) {
   float *x = q.x + r * q.x_stride;  // copies of all that q has: stores could be to it
   const float *s = q.s, *zero = q.zero, *share = q.share, *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
   const uint32_t n = q.n;
-  const VFloat reference = all(EXP ? q.reference[r] : 0.0f), factor = all(inverse);
+  constexpr bool kExp = MODE == Mode::logits;
+  const VFloat reference = all(kExp ? q.reference[r] : 0.0f), factor = all(inverse);
   VFloat power = {}, products = {}, exponentials = {}, zeros = {};
   VInt total = {};
 #pragma GCC unroll 1
   for (uint32_t i = first; i < end; i += kLanes) {
-    VFloat p = EXP ? load<VFloat>(x + i) : load_some(x + i, n - i);
-    if (EXP) {
+    VFloat p = load_floats<MODE>(x + i, n - i);
+    if (kExp) {
       p = exp2_lanes(p - reference);
       store(x + i, p);
       exponentials += p;
     }
-    const VFloat v = EXP ? p * load<VFloat>(s + i) : s ? p * load_some(s + i, n - i) : p;
+    const VFloat v = kExp || s ? p * load_floats<MODE>(s + i, n - i) : p;
     const VInt whole = to_int(v * factor);
     store(rounded->of[to] + i, whole);
     total += whole;
@@ -99,25 +108,25 @@ KVQ_INLINE void round_row(const Quantize &q, uint32_t r, uint32_t first, uint32_
 }
 
 // The largest |x * s| of a span of rows [row, row + rows).
-template <bool EXP>
+template <Mode MODE>
 KVQ_INLINE VFloat find_bounds(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end) {
   if (!q.bound) {
     VFloat most[4];
-    for (uint32_t r = 0; r < 4; r++) most[r] = r < rows ? largest_product(q, row + r, first, end) : VFloat{};
+    for (uint32_t r = 0; r < 4; r++) most[r] = r < rows ? largest_product<MODE>(q, row + r, first, end) : VFloat{};
     return max_four(most);
   }
-  if (!EXP) return load_four(q.bound + row);
+  if (MODE != Mode::logits) return load_four(q.bound + row);
   const VFloat largest = exp2_lanes(load_four(q.most + row) - load_four(q.reference + row));
   store_four(q.largest + row, largest);
   return load_four(q.bound + row) * largest;
 }
 
 // Weights [first, end) of rows [row, row + rows).
-template <bool EXP>
-KVQ_INLINE void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, uint32_t span, FourRows *rounded) {
-  const VFloat bound = find_bounds<EXP>(q, row, rows, first, end), inverse = bound > 1e-30f ? kMostWeight / bound : VFloat{};
+template <Mode MODE>
+void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, uint32_t span, FourRows *rounded) {
+  const VFloat bound = find_bounds<MODE>(q, row, rows, first, end), inverse = bound > 1e-30f ? kMostWeight / bound : VFloat{};
   FourSums sums;
-  for (uint32_t r = 0; r < rows; r++) round_row<EXP>(q, row + r, first, end, inverse[r], r, rounded, &sums);
+  for (uint32_t r = 0; r < rows; r++) round_row<MODE>(q, row + r, first, end, inverse[r], r, rounded, &sums);
   for (uint32_t r = rows; r < 4; r++) sums.power[r] = sums.products[r] = sums.exponentials[r] = sums.zeros[r] = VFloat{}, sums.total[r] = VInt{};
   const size_t at = row + span * q.span_stride;
   const VInt sum = (VInt)sum_four(sums.total);
@@ -128,15 +137,15 @@ KVQ_INLINE void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint3
   store_four(q.total + at, product);
   if (q.share || q.doubt) store_four(q.power + at, sum_four(sums.power));
   if (q.zero) store_four(q.zeros + at, sum_four(sums.zeros));
-  if (EXP) store_four(q.exponentials + row, sum_four(sums.exponentials));
+  if (MODE == Mode::logits) store_four(q.exponentials + row, sum_four(sums.exponentials));
 }
 
 void round_group(const Quantize &q, uint32_t row, uint32_t rows) {
   FourRows rounded;
-  if (q.reference) round_span<true>(q, row, rows, 0, q.n, 0, &rounded);
-  for (uint32_t at = 0, span = 0; !q.reference && at < q.n; span++) {
+  const auto round = q.reference ? round_span<Mode::logits> : q.n % kLanes ? round_span<Mode::any> : round_span<Mode::whole>;
+  for (uint32_t at = 0, span = 0; at < q.n; span++) {
     const uint32_t end = q.ends ? q.ends[span] : q.n;
-    round_span<false>(q, row, rows, at, end, span, &rounded);
+    round(q, row, rows, at, end, span, &rounded);
     at = end;
   }
   int16_t *w = q.w + weight_place(q.w_stride, row, 0);
