@@ -60,7 +60,11 @@ struct FourSums {
 };
 
 // How floats become weights: as they are, of which the last vector may be in part; whole vectors; logits of whole vectors.
-enum class Mode { any, whole, logits };
+enum class Mode {
+  any,
+  whole,
+  logits
+};
 template <Mode MODE>
 KVQ_INLINE VFloat load_floats(const float *x, uint32_t n) {
   return MODE == Mode::any ? load_some(x, n) : load<VFloat>(x);
@@ -142,7 +146,8 @@ void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, 
 
 void round_group(const Quantize &q, uint32_t row, uint32_t rows) {
   FourRows rounded;
-  const auto round = q.reference ? round_span<Mode::logits> : q.n % kLanes ? round_span<Mode::any> : round_span<Mode::whole>;
+  const auto round = q.reference ? round_span<Mode::logits> : q.n % kLanes ? round_span<Mode::any>
+                                                                           : round_span<Mode::whole>;
   for (uint32_t at = 0, span = 0; at < q.n; span++) {
     const uint32_t end = q.ends ? q.ends[span] : q.n;
     round(q, row, rows, at, end, span, &rounded);
