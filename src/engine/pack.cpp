@@ -101,7 +101,7 @@ void PackPlan::copy_page(uint32_t cls, size_t i) {
       continue;
     }
     const PageFormat &format = *sequence_->layers[l].formats.of[cls];
-    mine->allocate(l, format.bytes);
+    mine->layers[l] = PageMemory(store_, format.bytes, &PageStore::bytes_packed);
     store_.backend.copy_packed(format, ref.page->layers[l].data(), mine->layers[l].data());
   }
   extension_[cls].copies.resize(sequence_->pages[cls].size());
@@ -210,13 +210,17 @@ Status PackPlan::plan_layer(uint32_t layer) {
 
 void PackPlan::allocate(LayerPlan *plan) {
   for (uint32_t c = 0; c < recipe_.classes; c++) {
-    const size_t bytes = plan->formats.of[c]->bytes;
-    if (!extends_) plan->memory.reserve(plan->memory.size() + extension_[c].targets.size());
-    for (const PackedRef &ref : extension_[c].fresh) ref.page->allocate(plan->layer, bytes);
-    if (extends_) continue;
-    for (const Target &target : extension_[c].targets)
-      if (!target.page->layers[plan->layer].data())
-        plan->memory.emplace_back(target.page, PageMemory(store_, bytes, &PageStore::bytes_packed));
+    const Vector<Target> &targets = extension_[c].targets;
+    const auto lacks = [&](const Target &target) { return !target.page->layers[plan->layer].data(); };
+    PageBatch batch(store_, plan->formats.of[c]->bytes, size_t(std::count_if(targets.begin(), targets.end(), lacks)), &PageStore::bytes_packed);
+    if (!extends_) plan->memory.reserve(plan->memory.size() + targets.size());
+    for (const Target &target : targets) {
+      if (!lacks(target)) continue;
+      if (extends_)
+        target.page->layers[plan->layer] = batch.take();
+      else
+        plan->memory.emplace_back(target.page, batch.take());
+    }
   }
 }
 
