@@ -116,7 +116,7 @@ class CudaBackend final : public Backend {
   Status begin(const Turn &turn, Outcome *outcome);
   Status sum_rows(const Turn &turn, const LayerShape &shape, const Buffer &pieces, uint32_t n_pieces, uint32_t rows, const DeviceTensor *q,
                   uint32_t wanted, Outcome *outcome);
-  PackPlan pack_plan(const CudaPageFormat &format) const;
+  PackPlan pack_plan(const CudaPageFormat &format, bool narrows = false) const;
 
   Memory *memory_;
   int device_;

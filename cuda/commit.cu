@@ -249,9 +249,9 @@ void CudaBackend::sum_keys(const LayerShape &shape, std::span<const PageRows> ro
 
 // ---- packing
 
-PackPlan CudaBackend::pack_plan(const CudaPageFormat &format) const {
+PackPlan CudaBackend::pack_plan(const CudaPageFormat &format, bool narrows) const {
   const RawShape shape{uint32_t(format.k.size()), format.k[0].shape.dim, format.v[0].shape.dim};
-  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_.count);
+  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_.count, narrows);
 }
 
 void CudaBackend::pack(const LayerShape &, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
@@ -276,7 +276,7 @@ void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *
 
 void CudaBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) {
   const CudaPageFormat &wide = static_cast<const CudaPageFormat &>(from_format), &slim = static_cast<const CudaPageFormat &>(to_format);
-  const PackPlan plan = pack_plan(slim);
+  const PackPlan plan = pack_plan(slim, true);
   const Turn turn(order_);
   Buffer scratch(arena_);
   if (!plan.shared) scratch.reserve(plan.bytes * plan.blocks);

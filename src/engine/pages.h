@@ -65,7 +65,8 @@ class PageBatch {
   PageBatch(PageStore &store, size_t bytes, size_t count, PageMemory::Counter counter);  // throws std::bad_alloc
   ~PageBatch();
   PageBatch(const PageBatch &) = delete;
-  PageMemory take() noexcept;  // `count` times
+  std::span<void *const> pages() const { return pages_; }
+  PageMemory take() noexcept;  // the next of them
 
  private:
   PageStore &store_;
