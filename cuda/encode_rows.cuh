@@ -121,6 +121,12 @@ __device__ void store_codes(uint8_t *to, const uint32_t (&code)[kCodes]) {
   for (uint32_t i = 0; i < kCodes; i += 16) *reinterpret_cast<uint4 *>(to + i) = make_uint4(four(i), four(i + 4), four(i + 8), four(i + 12));
 }
 
+// Codes of a lane's channels, four to a word.
+__device__ inline void store_lane(const Tile &tile, const LaneRow &row, uint32_t i, const uint32_t (&codes)[kLane / 4]) {
+  uint4 *to = reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane);
+  to[0] = make_uint4(codes[0], codes[1], codes[2], codes[3]), to[1] = make_uint4(codes[4], codes[5], codes[6], codes[7]);
+}
+
 // f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn, from where they lie.
 template <class F>
 __device__ void for_lane_rows(const Tile &tile, const LaneRotation &rotation, F &&f) {
@@ -217,8 +223,7 @@ class BookRows {
     for (uint32_t j = 0; j < kLane / 4; j++) index[j] = search_.codes(index[j], &squares);
     for (uint32_t d = 1; d < row.lanes; d *= 2) squares += __shfl_xor_sync(~0u, squares, d);
     if (!real) return;
-    uint4 *to = reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane);
-    to[0] = make_uint4(index[0], index[1], index[2], index[3]), to[1] = make_uint4(index[4], index[5], index[6], index[7]);
+    store_lane(tile, row, i, index);
     if (row.lane == 0) sums_.norm[i] = n, sums_.squares[i] = squares;
   }
   bool rotated_;
@@ -264,15 +269,20 @@ class AffineRows {
     const AffineParams stored = affine_params<round_param>(mn, mx, rule_.levels, false, ParamType::fp16);
     const AffineCoder coder = affine_coder<widen_param>(stored, rule_.levels, ParamType::fp16);
     const float inverse = 1.0f / coder.step;
-    uint32_t code[kLane];
+    uint32_t codes[kLane / 4] = {};  // four to a word
 #pragma unroll
-    for (uint32_t j = 0; j < kLane; j++) code[j] = affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top);
+    for (uint32_t j = 0; j < kLane; j++) codes[j / 4] += affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top) << 8 * (j % 4);
     if (rule_.progressive) {
 #pragma unroll
-      for (uint32_t j = 0; j < kLane; j++) code[j] = rule_.shrunk(code[j]);
+      for (uint32_t j = 0; j < kLane / 4; j++) {
+        const uint32_t four = codes[j];
+        codes[j] = 0;
+#pragma unroll
+        for (uint32_t byte = 0; byte < 4; byte++) codes[j] |= rule_.shrunk(four >> 8 * byte & 0xff) << 8 * byte;
+      }
     }
     if (!real) return;
-    store_codes(tile.codes_of(tile.first + i) + row.lane * kLane, code);
+    store_lane(tile, row, i, codes);
     if (row.lane % group_lanes_) return;
     const uint32_t param = 2 * (row.lane / group_lanes_);
     tile.store_param(row_param(f, tile.first + i, param), rule_.scale(stored.s));

@@ -8,7 +8,7 @@
 namespace kvq::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 128, kCheckThreads = 256, kCheckPieces = 4;
+constexpr uint32_t kThreads = 128, kCheckTokens = 8;
 
 // A row of a page from shared memory, 16 bytes a lane where rows are made of them.
 __device__ void store_row(uint16_t *to, const uint16_t *from, uint32_t dim, uint32_t lane, bool vectors) {
@@ -129,24 +129,21 @@ __global__ void dense_kernel(DeviceTensor x, uint32_t heads, uint32_t dim, uint1
   }
 }
 
-// Four channels a thread, and four such pieces of it under way.
-__global__ void __launch_bounds__(kCheckThreads) check_kernel(DeviceTensor x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings) {
+// Four channels a thread, of kCheckTokens tokens.
+__global__ void check_kernel(DeviceTensor x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings) {
   const uint32_t pieces = (dim + 3) / 4;
-  const uint64_t total = count * heads * pieces, begin = uint64_t(blockIdx.x) * kCheckPieces * kCheckThreads + threadIdx.x;
-  bool plain[kCheckPieces];
+  const uint64_t token = uint64_t(blockIdx.x) * kCheckTokens;
+  const uint32_t tokens = uint32_t(min(uint64_t(kCheckTokens), count - token));
+  for (uint32_t i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
+    const uint32_t head = i / pieces, channel = i % pieces * 4, channels = min(4u, dim - channel);
+    const int64_t at = int64_t(token) * x.token_stride + head * x.head_stride + channel;
+    bool plain = x.dtype == KVQ_DTYPE_F16;
+    if (plain) {
 #pragma unroll
-  for (uint32_t n = 0; n < kCheckPieces; n++) {
-    const uint64_t i = begin + n * kCheckThreads;
-    const uint32_t in_row = uint32_t(i % (heads * pieces)), channel = in_row % pieces * 4;
-    const int64_t at = int64_t(i / (heads * pieces)) * x.token_stride + in_row / pieces * x.head_stride + channel;
-    plain[n] = i >= total || (x.dtype == KVQ_DTYPE_F16 && is_plain(load_four(x, at, min(4u, dim - channel))));
-  }
-  for (uint32_t n = 0; n < kCheckPieces; n++) {
-    if (plain[n]) continue;
-    const uint64_t i = begin + n * kCheckThreads, token = i / (heads * pieces);
-    const uint32_t in_row = uint32_t(i % (heads * pieces)), head = in_row / pieces, channel = in_row % pieces * 4;
-    for (uint32_t c = channel; c < min(dim, channel + 4); c++)
-      enter(load_element(x, int64_t(token) * x.token_stride + head * x.head_stride + c), bad_key(token, 0, head, c), findings);
+      for (uint32_t t = 0; t < kCheckTokens; t++) plain &= is_plain(load_four(x, at + min(t, tokens - 1) * x.token_stride, channels));
+    }
+    for (uint32_t t = 0; t < tokens && !plain; t++)
+      for (uint32_t c = 0; c < channels; c++) enter(load_element(x, at + t * x.token_stride + c), bad_key(token + t, 0, head, channel + c), findings);
   }
 }
 
@@ -196,8 +193,7 @@ cudaError_t enter_dense(const DeviceTensor &x, uint64_t count, uint32_t heads, u
 
 cudaError_t check_rows(const DeviceTensor &x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  const uint64_t pieces = count * heads * ((dim + 3) / 4), each = kCheckPieces * kCheckThreads;
-  check_kernel<<<uint32_t((pieces + each - 1) / each), kCheckThreads, 0, stream>>>(x, count, heads, dim, findings);
+  check_kernel<<<uint32_t((count + kCheckTokens - 1) / kCheckTokens), 256, 0, stream>>>(x, count, heads, dim, findings);
   return cudaGetLastError();
 }
 
