@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "cpu/kernels.h"
@@ -115,23 +116,35 @@ void CpuBackend::add_queries(const LayerShape &shape, const kvq_tensor &q, uint6
   }
 }
 
-// Raw rows of one head and tensor in their order, a few at a time.
+// Raw rows of one head and tensor in their order, a few at a time: keys by channel, as they lie in raw pages.
 class RowReader {
  public:
-  RowReader(const Loops &loops, const LayerShape &shape, std::span<const PageRows> from, uint32_t head, uint32_t tensor, uint16_t *page)
-      : loops_(loops), shape_(shape), from_(from), head_(head), tensor_(tensor), dim_(tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v), page_(page) {}
+  RowReader(const Loops &loops, const LayerShape &shape, std::span<const PageRows> from, bool scattered, uint32_t head, uint32_t tensor, uint16_t *page)
+      : loops_(loops), shape_(shape), from_(from), head_(head), tensor_(tensor), dim_(tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v), by_channel_(tensor == KVQ_TENSOR_K && !scattered), page_(page) {}
 
-  void read(uint32_t count, uint16_t *out) {
-    while (count > 0) {
+  HalfRows read(uint32_t count, uint16_t *out) {
+    for (uint32_t done = 0; done < count;) {
       const PageRows &rows = from_[source_];
-      const uint32_t n = std::min(count, rows.count - taken_);
-      copy(rows.page, rows.first + taken_, n, out);
-      out += size_t(n) * dim_, count -= n, taken_ += n;
+      const uint32_t n = std::min(count - done, rows.count - taken_), first = rows.first + taken_;
+      if (by_channel_)
+        copy_channels(raw_row(shape_, rows.page, head_, tensor_, first), n, out + done, count);
+      else
+        copy(rows.page, first, n, out + size_t(done) * dim_);
+      done += n, taken_ += n;
       if (taken_ == rows.count) source_++, taken_ = 0;
     }
+    return by_channel_ ? HalfRows{out, 1, count} : HalfRows{out, dim_};
   }
 
  private:
+  void copy_channels(RawRow from, uint32_t count, uint16_t *out, size_t stride) const {
+    for (uint32_t c = 0; c < dim_; c++, from.first += from.stride, out += stride)
+      if (count == kRawTokens)
+        std::memcpy(out, from.first, 2 * kRawTokens);
+      else
+        std::memcpy(out, from.first, size_t(2) * count);
+  }
+
   // Scattered tokens: a page is loaded once for all that it has of them.
   void copy(void *page, uint32_t first, uint32_t count, uint16_t *out) {
     if (count >= kRawTokens / 4) return load_raw_rows(loops_, shape_, {page, first, count}, head_, tensor_, out);
@@ -144,10 +157,11 @@ class RowReader {
   const LayerShape &shape_;
   const std::span<const PageRows> from_;
   const uint32_t head_, tensor_, dim_;
+  const bool by_channel_;
   uint16_t *const page_;  // [kRawTokens][dim]
   const void *loaded_ = nullptr;
   size_t source_ = 0;
-  uint32_t taken_ = 0;    // of from[source]
+  uint32_t taken_ = 0;  // of from[source]
 };
 
 void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from,
@@ -155,15 +169,16 @@ void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, st
   const CpuPageFormat &format = static_cast<const CpuPageFormat &>(page_format);
   Vector<uint16_t> halves(memory_), page(size_t(kRawTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
   Block block(memory_);
+  const size_t tokens = std::accumulate(to.begin(), to.end(), size_t(0), [](size_t n, const PageRows &rows) { return n + rows.count; });
+  const bool scattered = from.size() > 2 + 4 * tokens / kRawTokens;  // runs of fewer than eight tokens
   for (uint32_t head = 0; head < shape.kv_heads; head++)
     for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
       const HeadFormat &head_format = format.head_format(head, tensor);
       const uint32_t dim = head_format.shape.dim;
-      RowReader rows(loops_, shape, from, head, tensor, page.data());
+      RowReader rows(loops_, shape, from, scattered, head, tensor, page.data());
       for (const PageRows &target : to) {
         halves.resize(size_t(target.count) * dim);
-        rows.read(target.count, halves.data());
-        encode(head_format, halves.data(), dim, target.count, &block);
+        encode(head_format, rows.read(target.count, halves.data()), target.count, &block);
         write_rows(format, target.page, head, tensor, target.first, block);
       }
     }
