@@ -55,6 +55,9 @@ struct Loops {
   // out[column * out_stride + row] = in[row * in_stride + column], of halves with index[row] for the row of `in` if index is not null
   void (*transpose_halves)(const uint16_t *in, size_t in_stride, const uint32_t *index, uint32_t rows, uint32_t columns, uint16_t *out,
                            size_t out_stride);
+  // out[row * out_stride + i] = in[row * in_stride + column[i]] for i < n; columns ascend and are below 32
+  void (*pick_halves)(const uint16_t *in, size_t in_stride, uint32_t rows, const uint32_t *column, uint32_t n, uint16_t *out,
+                      size_t out_stride);
   void (*transpose_bytes)(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint8_t *out, size_t out_stride);
 
   // y[j][lane] = x[channel[j] * stride + lane] - mu[channel[j]] of finite fp16; mu may be null

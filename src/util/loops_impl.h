@@ -136,6 +136,23 @@ void transpose_bytes(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_
   transpose<VByte, Bytes16>([=](uint32_t r) __attribute__((always_inline)) { return in + r * in_stride; }, rows, columns, out, out_stride);
 }
 
+void pick_halves(const uint16_t *in, size_t in_stride, uint32_t rows, const uint32_t *column, uint32_t n, uint16_t *out, size_t out_stride) {
+#if KVQ_LOOPS_BYTES == 64
+  VWord index{};
+  for (uint32_t i = 0; i < n; i++) index[i] = uint16_t(column[i]);
+  const __mmask32 wanted = __mmask32(~0u >> (32 - n)), all = __mmask32(~0u >> (31 - column[n - 1]));
+  for (uint32_t r = 0; r < rows; r++)
+    _mm512_mask_storeu_epi16(out + r * out_stride, wanted, _mm512_permutexvar_epi16((__m512i)index, _mm512_maskz_loadu_epi16(all, in + r * in_stride)));
+#else
+  const bool run = column[n - 1] - column[0] + 1 == n;
+  for (uint32_t r = 0; r < rows; r++, in += in_stride, out += out_stride)
+    if (run)
+      __builtin_memcpy(out, in + column[0], size_t(2) * n);
+    else
+      for (uint32_t i = 0; i < n; i++) out[i] = in[column[i]];
+#endif
+}
+
 // ---- words and planes of codes
 
 typedef uint32_t Words4 __attribute__((vector_size(16)));
@@ -554,6 +571,7 @@ constexpr Loops kTable = {
     .enter_f32 = enter_f32,
     .enter_bf16 = enter_bf16,
     .transpose_halves = transpose_halves,
+    .pick_halves = pick_halves,
     .transpose_bytes = transpose_bytes,
     .load_lanes = load_lanes,
     .flip_lanes = flip_lanes,

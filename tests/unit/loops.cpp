@@ -175,6 +175,13 @@ TEST_CASE("every table of loops transposes and packs whole and broken squares") 
           right = right && halves_out[c * (rows + 2) + r] == (r < rows ? halves_in[r * stride + c] : 7);
           right = right && picked_out[c * (rows + 2) + r] == (r < rows ? halves_in[index[r] * stride + c] : 7);
         }
+      std::vector<uint32_t> column;
+      for (uint32_t c = 0; c < std::min(columns, 32u); c++)
+        if (trial % 4 == 0 || random.below(3) == 0 || c == 0) column.push_back(c);
+      const size_t picked = column.size(), across = picked + 1;
+      std::vector<uint16_t> some(rows * across, 7);
+      loops->pick_halves(halves_in.data(), stride, rows, column.data(), uint32_t(picked), some.data(), across);
+      for (size_t i = 0; i < some.size(); i++) right = right && some[i] == (i % across < picked ? halves_in[i / across * stride + column[i % across]] : 7);
       const uint32_t quads = columns / 4;
       std::vector<uint8_t> line(size_t(quads) * 4 * (rows + 1), 7), words(size_t(columns) * 4, 7);
       loops->key_words(in.data(), stride, rows, quads, line.data(), 4 * (rows + 1));
