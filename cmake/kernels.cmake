@@ -11,7 +11,7 @@ set(KVQ_KERNELS_x86_64
   "avx512  -ffp-contract=fast -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni -mgfni"
   "amx     -ffp-contract=fast -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni -mgfni -mamx-tile -mamx-int8")
 set(KVQ_LOOPS_x86_64
-  "avx2    -mavx2 -mf16c"
+  "avx2    -mavx2 -mf16c -mfma"
   "avx512  -mavx2 -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl")
 set(KVQ_KERNELS_aarch64
   "portable -ffp-contract=fast"
