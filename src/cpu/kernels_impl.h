@@ -162,6 +162,7 @@ KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
     batch.offset[r] = dot.offset ? dot.offset[r] : 0.0f;
     batch.start[r] = start_of(dot, r, span);
   }
+  for (uint32_t r = dot.rows; r % 4; r++) batch.scale[r] = batch.offset[r] = 0.0f, batch.start[r] = 0;  // computed along with three, and not stored
   return batch;
 }
 
