@@ -49,19 +49,20 @@ void Arena::add_slab(size_t at_least) {
   }
 }
 
-void *Arena::allocate_exactly(size_t bytes) {
+void Arena::allocate_exactly(size_t bytes, std::span<void *> blocks) {
   const std::lock_guard lock(mutex_);
-  memory_->charge(bytes);
+  memory_->charge(bytes * blocks.size());
+  size_t n = 0;
   try {
-    return cut(bytes);
+    for (Class &c = class_of(bytes); n < blocks.size(); n++) blocks[n] = cut(c);
   } catch (...) {
-    memory_->discharge(bytes);
+    put_back(bytes, blocks.first(n));
+    memory_->discharge(bytes * (blocks.size() - n));
     throw;
   }
 }
 
-void *Arena::cut(size_t bytes) {
-  Class &c = class_of(bytes);
+void *Arena::cut(Class &c) {
   if (!c.free.empty()) {
     void *block = c.free.back();
     c.free.pop_back();
@@ -69,17 +70,24 @@ void *Arena::cut(size_t bytes) {
   }
   if (c.blocks + 1 > c.free.capacity()) c.free.reserve(std::max<size_t>(2 * c.free.capacity(), 16));
   cudaSetDevice(device_);
-  if (size_t(end_ - at_) < bytes) add_slab(bytes);
+  if (size_t(end_ - at_) < c.size) add_slab(c.size);
   void *block = at_;
-  at_ += bytes;
+  at_ += c.size;
   c.blocks++;
   return block;
 }
 
-void Arena::release_exactly(void *block, size_t bytes) noexcept {
+void Arena::release_exactly(size_t bytes, std::span<void *const> blocks) noexcept {
   const std::lock_guard lock(mutex_);
-  memory_->discharge(bytes);
-  class_of(bytes).free.push_back(block);
+  put_back(bytes, blocks);
+}
+
+// The first is the first to be taken again.
+void Arena::put_back(size_t bytes, std::span<void *const> blocks) noexcept {
+  if (blocks.empty()) return;
+  memory_->discharge(bytes * blocks.size());
+  Class &c = class_of(bytes);
+  c.free.insert(c.free.end(), blocks.rbegin(), blocks.rend());
 }
 
 }  // namespace kvq::cuda

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <mutex>
+#include <span>
 
 #include "util/memory.h"
 
@@ -18,10 +19,14 @@ class Arena {
   Arena(const Arena &) = delete;
 
   // Throw std::bad_alloc or LimitReached.
-  void *allocate_page(size_t bytes) { return allocate_exactly(page_size(bytes)); }
-  void *allocate(size_t bytes) { return allocate_exactly(rounded(bytes)); }
-  void release_page(void *block, size_t bytes) noexcept { release_exactly(block, page_size(bytes)); }
-  void release(void *block, size_t bytes) noexcept { release_exactly(block, rounded(bytes)); }
+  void allocate_pages(size_t bytes, std::span<void *> pages) { allocate_exactly(page_size(bytes), pages); }
+  void *allocate(size_t bytes) {
+    void *block;
+    allocate_exactly(rounded(bytes), std::span(&block, 1));
+    return block;
+  }
+  void release_pages(size_t bytes, std::span<void *const> pages) noexcept { release_exactly(page_size(bytes), pages); }
+  void release(void *block, size_t bytes) noexcept { release_exactly(rounded(bytes), std::span(&block, 1)); }
 
  private:
   struct Slab {
@@ -36,9 +41,10 @@ class Arena {
   };
   static size_t page_size(size_t bytes) { return (bytes + 255) / 256 * 256; }
   static size_t rounded(size_t bytes);
-  void *allocate_exactly(size_t bytes);
-  void *cut(size_t bytes);
-  void release_exactly(void *block, size_t bytes) noexcept;
+  void allocate_exactly(size_t bytes, std::span<void *> blocks);
+  void *cut(Class &c);
+  void release_exactly(size_t bytes, std::span<void *const> blocks) noexcept;
+  void put_back(size_t bytes, std::span<void *const> blocks) noexcept;
   Class &class_of(size_t bytes);
   void add_slab(size_t at_least);
 

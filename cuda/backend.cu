@@ -31,9 +31,9 @@ Status CudaBackend::prepare() {
   int pageable = 0;
   KVQ_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device_));
   reads_host_memory_ = pageable != 0;
-  const Findings nothing{kNothingBad, 0};
+  const Findings nothing[2] = {{kNothingBad, 0}, {kNothingBad, 0}};
   nothing_.reserve(sizeof nothing);
-  KVQ_CUDA(cudaMemcpy(nothing_.data(), &nothing, sizeof nothing, cudaMemcpyHostToDevice));
+  KVQ_CUDA(cudaMemcpy(nothing_.data(), nothing, sizeof nothing, cudaMemcpyHostToDevice));
   return books_.upload();
 }
 

@@ -27,6 +27,8 @@ inline BadElement bad_element(uint64_t key) { return {key >> 24, uint32_t(key >>
 
 inline RawShape raw_shape(const LayerShape &shape) { return {shape.kv_heads, shape.dim_k, shape.dim_v}; }
 
+struct Outcome;
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(Memory *memory, uint32_t device)
@@ -41,15 +43,21 @@ class CudaBackend final : public Backend {
   size_t raw_page_bytes(const LayerShape &shape) const override { return raw_shape(shape).head_elements() * shape.kv_heads * 2; }
   std::shared_ptr<const PageFormat> make_format(const LayerShape &shape, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
                                                 std::pmr::vector<HeadFormat> &&v) override;
-  void *allocate_page(size_t bytes) override { return arena_.allocate_page(bytes); }
-  void release_page(void *page, size_t bytes) noexcept override { arena_.release_page(page, bytes); }
+  void *allocate_page(size_t bytes) override {
+    void *page;
+    arena_.allocate_pages(bytes, std::span(&page, 1));
+    return page;
+  }
+  void release_page(void *page, size_t bytes) noexcept override { arena_.release_pages(bytes, std::span(&page, 1)); }
+  void allocate_pages(size_t bytes, std::span<void *> pages) override { arena_.allocate_pages(bytes, pages); }
+  void release_pages(size_t bytes, std::span<void *const> pages) noexcept override { arena_.release_pages(bytes, pages); }
 
   Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                     uint64_t *saturated) override {
-    return store_pieces(shape, k, v, first, std::span(&rows, 1), saturated);
+    return store_chunk(shape, {k, v, nullptr, first}, std::span(&rows, 1), nullptr, saturated);
   }
-  Status store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
-                      std::span<const PageRows> pieces, uint64_t *saturated) override;
+  Status store_chunk(const LayerShape &shape, const ChunkRows &rows, std::span<const PageRows> pieces, LayerStatistics *statistics,
+                     uint64_t *saturated) override;
   void enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) override;
   Status check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                     uint64_t *saturated) override;
@@ -57,8 +65,6 @@ class CudaBackend final : public Backend {
   void load_rows(const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) override;
   void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                       LayerStatistics *statistics) override;
-  Status check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
-                          uint64_t *saturated) override;
   void sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) override;
   void pack(const LayerShape &shape, const PageFormat &format, std::span<const PageRows> from, std::span<const PageRows> to) override;
   void copy_packed(const PageFormat &format, const void *from, void *to) override;
@@ -106,16 +112,11 @@ class CudaBackend final : public Backend {
                    Buffer *buffer, DeviceTensor *out, uint64_t *saturated);
   // Is memory that the caller says to be a device's readable there?  A kernel that finds out would take the device down with it.
   Status check_memory(const void *data, const char *name);
-  Status clear_findings(const Turn &turn, Buffer *findings) {
-    findings->reserve(sizeof(Findings));
-    KVQ_CUDA(cudaMemcpyAsync(findings->data(), nothing_.data(), sizeof(Findings), cudaMemcpyDeviceToDevice, turn.stream()));
-    return KVQ_OK;
-  }
-  Status read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated);
   static Status report(const Findings &found, const char *const (&names)[2], uint64_t first, uint64_t *saturated);
-  Status sum_rows(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first, LayerStatistics *statistics,
-                  uint64_t *saturated);
-  PackPlan pack_plan(const CudaPageFormat &format) const;
+  Status begin(const Turn &turn, Outcome *outcome);
+  Status sum_rows(const Turn &turn, const LayerShape &shape, const Buffer &pieces, uint32_t n_pieces, uint32_t rows, const DeviceTensor *q,
+                  uint32_t wanted, Outcome *outcome);
+  PackPlan pack_plan(const CudaPageFormat &format, bool narrows = false) const;
 
   Memory *memory_;
   int device_;
@@ -125,7 +126,7 @@ class CudaBackend final : public Backend {
   Processors processors_;
   size_t shared_limit_ = 0;        // shared memory of a block of threads
   bool reads_host_memory_ = false;  // any address of the process
-  Buffer nothing_;                 // Findings that have found nothing
+  Buffer nothing_;                 // two Findings that have found nothing
   std::array<const void *, 64> known_{};  // addresses that have been seen to be device memory
   std::mutex states_mutex_;
   Vector<StepState *> states_;

@@ -63,13 +63,6 @@ Status CudaBackend::to_device(const Turn &turn, const kvq_tensor &x, uint64_t fi
   return KVQ_OK;
 }
 
-Status CudaBackend::read_findings(const Turn &turn, const Findings *device, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
-  Findings found;
-  KVQ_CUDA(cudaMemcpyAsync(&found, device, sizeof found, cudaMemcpyDeviceToHost, turn.stream()));
-  KVQ_CUDA(cudaStreamSynchronize(turn.stream()));
-  return report(found, names, first, saturated);
-}
-
 Status CudaBackend::report(const Findings &found, const char *const (&names)[2], uint64_t first, uint64_t *saturated) {
   *saturated += found.saturated;
   if (found.bad == kNothingBad) return KVQ_OK;
@@ -78,34 +71,108 @@ Status CudaBackend::report(const Findings &found, const char *const (&names)[2],
               names[bad.tensor], (unsigned long long)(first + bad.token), bad.head, bad.channel);
 }
 
-Status CudaBackend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
-                                 std::span<const PageRows> pieces, uint64_t *saturated) {
+// What a call finds and sums lies together on the device, so that one copy brings it: findings of what enters and of the queries,
+// then a layer's sums and ranges where they are asked for.
+struct Outcome {
+  Outcome(Arena &arena, Memory *memory, const LayerShape &shape, bool with_sums)
+      : layout{shape.kv_heads, shape.q_heads / shape.kv_heads, shape.dim_k, shape.dim_v},
+        n_sums(with_sums ? size_t(layout.sums()) * shape.kv_heads : 0),
+        host(2 + n_sums + (with_sums ? size_t(layout.ranges()) * shape.kv_heads * sizeof(uint32_t) / sizeof(Wide) + 1 : 0), memory), device(arena, bytes()) {}
+  size_t bytes() const { return host.size() * sizeof(Wide); }
+  Findings *findings(uint32_t i) const { return device.as<Findings>() + i; }
+  Findings found(uint32_t i) const { return {host[i].low, host[i].high}; }
+  static Wide *sums(Wide *data) { return data + 2; }
+  uint32_t *ranges(Wide *data) const { return reinterpret_cast<uint32_t *>(data + 2 + n_sums); }
+
+  StatisticsLayout layout;
+  size_t n_sums;
+  Vector<Wide> host;
+  Buffer device;
+};
+static_assert(sizeof(Findings) == sizeof(Wide));
+
+Status CudaBackend::begin(const Turn &turn, Outcome *outcome) {
+  constexpr size_t kFindings = 2 * sizeof(Findings);
+  KVQ_CUDA(cudaMemcpyAsync(outcome->device.data(), nothing_.data(), kFindings, cudaMemcpyDeviceToDevice, turn.stream()));
+  if (outcome->n_sums) KVQ_CUDA(cudaMemsetAsync(outcome->device.as<char>() + kFindings, 0, outcome->bytes() - kFindings, turn.stream()));
+  return KVQ_OK;
+}
+
+namespace {
+
+UInt128 join(const Wide &sum) { return UInt128(sum.high) << 64 | sum.low; }
+
+// NaN for 0 and 0xffff: an extreme that nobody wanted, which the comparisons below ignore.
+float unorder(uint32_t ordered) {
+  const uint16_t o = uint16_t(ordered ^ 0x8000u);
+  return half_to_float(uint16_t(o ^ (uint16_t(int16_t(o) >> 15) & 0x7fffu)));
+}
+
+void add_channels(const Wide *sums, const uint32_t *ranges, Vector<ChannelSums> *channels) {
+  for (size_t c = 0; c < channels->size(); c++) {
+    ChannelSums &to = (*channels)[c];
+    to.sum += Int128(join(sums[2 * c]));
+    to.abs += join(sums[2 * c + 1]);
+    to.min = std::min(to.min, unorder(0xffffu - ranges[2 * c]));
+    to.max = std::max(to.max, unorder(ranges[2 * c + 1]));
+  }
+}
+
+}  // namespace
+
+static void add_sums(Outcome &outcome, uint64_t rows, bool queries, LayerStatistics *statistics) {
+  const StatisticsLayout &layout = outcome.layout;
+  for (uint32_t h = 0; h < layout.kv_heads; h++) {
+    HeadStatistics &to = statistics->heads[h];
+    const Wide *from = Outcome::sums(outcome.host.data()) + size_t(h) * layout.sums();
+    const uint32_t *range = outcome.ranges(outcome.host.data()) + size_t(h) * layout.ranges();
+    for (size_t p = 0; p < to.pairs.size(); p++, from += 4) {
+      to.pairs[p].k1 += join(from[0]), to.pairs[p].k2 += join(from[1]);
+      to.pairs[p].q1 += join(from[2]), to.pairs[p].q2 += join(from[3]);
+    }
+    add_channels(from, range, &to.k);
+    add_channels(from + 2 * layout.dim_k, range + 2 * layout.dim_k, &to.v);
+    to.nk += rows;
+    if (queries) to.nq += rows * layout.ratio;
+  }
+}
+
+Status CudaBackend::store_chunk(const LayerShape &shape, const ChunkRows &chunk, std::span<const PageRows> pieces, LayerStatistics *statistics,
+                                uint64_t *saturated) {
   const Turn turn(order_);
   if (turn.capturing()) return fail(KVQ_E_UNSUPPORTED, "a prompt cannot be captured in a CUDA graph");
-  uint64_t count = 0;
-  for (const PageRows &piece : pieces) count += piece.count;
-  Buffer list(arena_), key_rows(arena_), value_rows(arena_), findings(arena_);
-  DeviceTensor keys, values;
-  KVQ_TRY(to_device(turn, k, first, count, shape.kv_heads, shape.dim_k, "k", &key_rows, &keys, saturated));
-  KVQ_TRY(to_device(turn, v, first, count, shape.kv_heads, shape.dim_v, "v", &value_rows, &values, saturated));
+  Buffer list(arena_), key_rows(arena_), value_rows(arena_), query_rows(arena_);
   const uint32_t rows = upload_pieces(turn, pieces, &list);
-  KVQ_TRY(clear_findings(turn, &findings));
-  KVQ_CUDA(cuda::enter_rows(raw_shape(shape), keys, values, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows,
-                            findings.as<Findings>(), turn.stream()));
-  if (k.memory == KVQ_MEMORY_HOST && v.memory == KVQ_MEMORY_HOST) return KVQ_OK;
-  return read_findings(turn, findings.as<Findings>(), {"k", "v"}, first, saturated);
+  DeviceTensor k, v, q{};
+  KVQ_TRY(to_device(turn, chunk.k, chunk.first, rows, shape.kv_heads, shape.dim_k, "k", &key_rows, &k, saturated));
+  KVQ_TRY(to_device(turn, chunk.v, chunk.first, rows, shape.kv_heads, shape.dim_v, "v", &value_rows, &v, saturated));
+  if (chunk.q) KVQ_TRY(to_device(turn, *chunk.q, chunk.first, rows, shape.q_heads, shape.dim_k, "q", &query_rows, &q, saturated));
+  Outcome outcome(arena_, memory_, shape, statistics);
+  KVQ_TRY(begin(turn, &outcome));
+  KVQ_CUDA(cuda::enter_rows(raw_shape(shape), k, v, 0, list.as<DevicePiece>(), uint32_t(pieces.size()), rows, outcome.findings(0), turn.stream()));
+  if (statistics)
+    KVQ_TRY(sum_rows(turn, shape, list, uint32_t(pieces.size()), rows, chunk.q ? &q : nullptr, statistics->wanted, &outcome));
+  else if (chunk.q && chunk.q->memory == KVQ_MEMORY_DEVICE)
+    KVQ_CUDA(cuda::check_rows(q, rows, shape.q_heads, shape.dim_k, outcome.findings(1), turn.stream()));
+  download(turn, outcome.device.data(), outcome.bytes(), outcome.host.data());
+  KVQ_TRY(report(outcome.found(0), {"k", "v"}, chunk.first, saturated));
+  KVQ_TRY(report(outcome.found(1), {"q", "q"}, chunk.first, saturated));
+  if (statistics) add_sums(outcome, rows, chunk.q, statistics);
+  return KVQ_OK;
 }
 
 Status CudaBackend::check_rows(const kvq_tensor &x, uint64_t first, uint64_t count, uint32_t heads, uint32_t dim, const char *name,
                                uint64_t *saturated) {
   const Turn turn(order_);
-  Buffer rows(arena_), findings(arena_);
+  Buffer rows(arena_), findings(arena_, sizeof(Findings));
   DeviceTensor device;
   KVQ_TRY(to_device(turn, x, first, count, heads, dim, name, &rows, &device, saturated));
   if (x.memory == KVQ_MEMORY_HOST) return KVQ_OK;
-  KVQ_TRY(clear_findings(turn, &findings));
+  KVQ_CUDA(cudaMemcpyAsync(findings.data(), nothing_.data(), sizeof(Findings), cudaMemcpyDeviceToDevice, turn.stream()));
   KVQ_CUDA(cuda::check_rows(device, count, heads, dim, findings.as<Findings>(), turn.stream()));
-  return read_findings(turn, findings.as<Findings>(), {name, name}, first, saturated);
+  Findings found;
+  download(turn, findings.data(), sizeof found, &found);
+  return report(found, {name, name}, first, saturated);
 }
 
 void CudaBackend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out) {
@@ -134,83 +201,42 @@ void CudaBackend::load_rows(const LayerShape &shape, PageRows rows, uint32_t hea
 
 // ---- statistics
 
-namespace {
-
-UInt128 join(const Wide &sum) { return UInt128(sum.high) << 64 | sum.low; }
-
-// NaN for 0 and 0xffff: an extreme that nobody wanted, which the comparisons below ignore.
-float unorder(uint32_t ordered) {
-  const uint16_t o = uint16_t(ordered ^ 0x8000u);
-  return half_to_float(uint16_t(o ^ (uint16_t(int16_t(o) >> 15) & 0x7fffu)));
-}
-
-void add_channels(const Wide *sums, const uint32_t *ranges, Vector<ChannelSums> *channels) {
-  for (size_t c = 0; c < channels->size(); c++) {
-    ChannelSums &to = (*channels)[c];
-    to.sum += Int128(join(sums[2 * c]));
-    to.abs += join(sums[2 * c + 1]);
-    to.min = std::min(to.min, unorder(0xffffu - ranges[2 * c]));
-    to.max = std::max(to.max, unorder(ranges[2 * c + 1]));
-  }
-}
-
-}  // namespace
-
-void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
-                                 LayerStatistics *statistics) {
-  uint64_t counted = 0;
-  if (sum_rows(shape, kv, q, q_first, statistics, &counted) != KVQ_OK) throw DeviceFailure("statistics", failure_detail());
-}
-
-Status CudaBackend::check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
-                                     uint64_t *saturated) {
-  return sum_rows(shape, kv, q, 0, statistics, saturated);
-}
-
-// Findings, sums and ranges of a call lie together, so that one copy brings them.
-Status CudaBackend::sum_rows(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
-                             LayerStatistics *statistics, uint64_t *saturated) {
-  const Turn turn(order_);
-  const StatisticsLayout layout{shape.kv_heads, shape.q_heads / shape.kv_heads, shape.dim_k, shape.dim_v};
+Status CudaBackend::sum_rows(const Turn &turn, const LayerShape &shape, const Buffer &pieces, uint32_t n_pieces, uint32_t rows,
+                             const DeviceTensor *q, uint32_t wanted, Outcome *outcome) {
   const HeadShape keys = shape.head(KVQ_TENSOR_K);
   Vector<uint16_t> pairs(memory_);
+  pairs.reserve(shape.dim_k);
   for (uint32_t p = 0; p < shape.dim_k / 2; p++) {
     const Pair pair = pair_channels(keys, p);
     pairs.push_back(uint16_t(pair.u)), pairs.push_back(uint16_t(pair.v));
   }
-  const size_t n_sums = size_t(layout.sums()) * shape.kv_heads, n_ranges = size_t(layout.ranges()) * shape.kv_heads;
-  Vector<Wide> results(1 + n_sums + (n_ranges * sizeof(uint32_t) + sizeof(Wide) - 1) / sizeof(Wide), memory_);
-  const size_t bytes = results.size() * sizeof(Wide);
-  static_assert(sizeof(Findings) == sizeof(Wide));
-  Buffer list(arena_), table(arena_), device(arena_, bytes), queries(arena_);
-  const uint32_t rows = upload_pieces(turn, kv, &list);
-  if (rows == 0) return KVQ_OK;
-  DeviceTensor query_rows{};
-  if (q) KVQ_TRY(to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &query_rows, saturated));
+  Buffer table(arena_);
   upload(turn, pairs.data(), pairs.size() * sizeof(uint16_t), &table);
-  KVQ_CUDA(cudaMemsetAsync(device.data(), 0, bytes, turn.stream()));
-  KVQ_TRY(clear_findings(turn, &device));
-  Wide *device_sums = device.as<Wide>() + 1;
-  KVQ_CUDA(sum_statistics(layout, statistics->wanted, list.as<DevicePiece>(), uint32_t(kv.size()), rows, q ? &query_rows : nullptr,
-                          table.as<uint16_t>(), processors_.count, device_sums, reinterpret_cast<uint32_t *>(device_sums + n_sums),
-                          device.as<Findings>(), turn.stream()));
-  download(turn, device.data(), bytes, results.data());
-  KVQ_TRY(report({results[0].low, results[0].high}, {"q", "q"}, q_first, saturated));
-  const uint32_t *ranges = reinterpret_cast<const uint32_t *>(results.data() + 1 + n_sums);
-  for (uint32_t h = 0; h < shape.kv_heads; h++) {
-    HeadStatistics &to = statistics->heads[h];
-    const Wide *from = results.data() + 1 + size_t(h) * layout.sums();
-    const uint32_t *range = ranges + size_t(h) * layout.ranges();
-    for (size_t p = 0; p < to.pairs.size(); p++, from += 4) {
-      to.pairs[p].k1 += join(from[0]), to.pairs[p].k2 += join(from[1]);
-      to.pairs[p].q1 += join(from[2]), to.pairs[p].q2 += join(from[3]);
-    }
-    add_channels(from, range, &to.k);
-    add_channels(from + 2 * shape.dim_k, range + 2 * shape.dim_k, &to.v);
-    to.nk += rows;
-    if (q) to.nq += uint64_t(rows) * layout.ratio;
-  }
+  Wide *const data = outcome->device.as<Wide>();
+  KVQ_CUDA(sum_statistics(outcome->layout, wanted, pieces.as<DevicePiece>(), n_pieces, rows, q, table.as<uint16_t>(), processors_.count,
+                          Outcome::sums(data), outcome->ranges(data), outcome->findings(1), turn.stream()));
   return KVQ_OK;
+}
+
+// The queries have been checked before.
+void CudaBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
+                                 LayerStatistics *statistics) {
+  const Turn turn(order_);
+  const auto sum = [&]() -> Status {
+    Buffer list(arena_), queries(arena_);
+    DeviceTensor query_rows{};
+    uint64_t counted = 0;
+    const uint32_t rows = upload_pieces(turn, kv, &list);
+    if (rows == 0) return KVQ_OK;
+    if (q) KVQ_TRY(to_device(turn, *q, q_first, rows, shape.q_heads, shape.dim_k, "q", &queries, &query_rows, &counted));
+    Outcome outcome(arena_, memory_, shape, true);
+    KVQ_TRY(begin(turn, &outcome));
+    KVQ_TRY(sum_rows(turn, shape, list, uint32_t(kv.size()), rows, q ? &query_rows : nullptr, statistics->wanted, &outcome));
+    download(turn, outcome.device.data(), outcome.bytes(), outcome.host.data());
+    add_sums(outcome, rows, q, statistics);
+    return KVQ_OK;
+  };
+  if (sum() != KVQ_OK) throw DeviceFailure("statistics", failure_detail());
 }
 
 void CudaBackend::sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) {
@@ -223,9 +249,9 @@ void CudaBackend::sum_keys(const LayerShape &shape, std::span<const PageRows> ro
 
 // ---- packing
 
-PackPlan CudaBackend::pack_plan(const CudaPageFormat &format) const {
+PackPlan CudaBackend::pack_plan(const CudaPageFormat &format, bool narrows) const {
   const RawShape shape{uint32_t(format.k.size()), format.k[0].shape.dim, format.v[0].shape.dim};
-  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_.count);
+  return PackPlan(shape, format.page_tokens, format.tensors, shared_limit_, processors_.count, narrows);
 }
 
 void CudaBackend::pack(const LayerShape &, const PageFormat &page_format, std::span<const PageRows> from, std::span<const PageRows> to) {
@@ -250,7 +276,7 @@ void CudaBackend::copy_packed(const PageFormat &format, const void *from, void *
 
 void CudaBackend::narrow_packed(const PageFormat &from_format, const void *from, const PageFormat &to_format, void *to, uint32_t count) {
   const CudaPageFormat &wide = static_cast<const CudaPageFormat &>(from_format), &slim = static_cast<const CudaPageFormat &>(to_format);
-  const PackPlan plan = pack_plan(slim);
+  const PackPlan plan = pack_plan(slim, true);
   const Turn turn(order_);
   Buffer scratch(arena_);
   if (!plan.shared) scratch.reserve(plan.bytes * plan.blocks);

@@ -149,6 +149,7 @@ __device__ inline void encode_group(const Tile &tile, const Columns &columns, ui
 class ColumnCodes {
  public:
   static constexpr uint32_t kCodings = kPlaneBits, kBlocks = 4;
+  static constexpr bool kInPlace = false;
   __device__ explicit ColumnCodes(const Tile &tile) : columns_(tile) {
     for (uint32_t slot = threadIdx.x; slot < tile.f.dim; slot += blockDim.x) {
       const uint32_t place = slot_place(tile.f, slot);

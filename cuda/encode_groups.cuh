@@ -104,6 +104,7 @@ struct GroupLane {
 class GroupRows {
  public:
   static constexpr uint32_t kCodings = kNibbles, kBlocks = 3;
+  static constexpr bool kInPlace = false;
   static KVQ_HD uint32_t bytes() { return GroupBooks::bytes(); }
   __device__ explicit GroupRows(const Tile &tile) : rotated_(tile.f.rotate), books_(tile), lane_(tile.f) { books_.load(tile.f); }
   __device__ void encode(const Tile &tile) const {

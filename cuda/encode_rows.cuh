@@ -1,7 +1,8 @@
 // Row codecs: rules 2.1 and 2.2 with the rotation of section 3, bit for bit as in src/codec.  Compiled without contraction.
 //
 // Rows whose dimension is a power of two, with one class of slots in channel order, stay in registers: a lane has 32 consecutive
-// channels, so that most steps of a butterfly or a tree need no other lane.  All others are a warp's work in shared memory.
+// channels, so that most steps of a butterfly or a tree need no other lane, and come from where they lie.  All others are a warp's work
+// in shared memory.
 #pragma once
 #include <cmath>
 
@@ -120,7 +121,13 @@ __device__ void store_codes(uint8_t *to, const uint32_t (&code)[kCodes]) {
   for (uint32_t i = 0; i < kCodes; i += 16) *reinterpret_cast<uint4 *>(to + i) = make_uint4(four(i), four(i + 4), four(i + 8), four(i + 12));
 }
 
-// f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn.
+// Codes of a lane's channels, four to a word.
+__device__ inline void store_lane(const Tile &tile, const LaneRow &row, uint32_t i, const uint32_t (&codes)[kLane / 4]) {
+  uint4 *to = reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane);
+  to[0] = make_uint4(codes[0], codes[1], codes[2], codes[3]), to[1] = make_uint4(codes[4], codes[5], codes[6], codes[7]);
+}
+
+// f(row, its number, whether it is one) for the rows of a tile, whose warps take them in turn, from where they lie.
 template <class F>
 __device__ void for_lane_rows(const Tile &tile, const LaneRotation &rotation, F &&f) {
   const uint32_t lanes = tile.f.dim / kLane, rows = 32 / lanes, warp = threadIdx.x / 32;
@@ -128,7 +135,7 @@ __device__ void for_lane_rows(const Tile &tile, const LaneRotation &rotation, F 
   row.lanes = lanes, row.lane = threadIdx.x % lanes;
   for (uint32_t first = warp * rows; first < tile.count; first += blockDim.x / 32 * rows) {
     const uint32_t i = first + threadIdx.x % 32 / lanes;
-    load_row(tile.f, rotation, tile.row(min(i, tile.count - 1)), &row);
+    load_row(tile.f, rotation, tile.row_in_place(min(i, tile.count - 1)), &row);
     f(row, i, i < tile.count);
   }
 }
@@ -184,6 +191,7 @@ template <uint32_t kBits, bool kFolded>
 class BookRows {
  public:
   static constexpr uint32_t kCodings = kBits == 3 ? kNibbles : kNibbles | kRadix, kBlocks = 3;
+  static constexpr bool kInPlace = true;
   __device__ explicit BookRows(const Tile &tile)
       : rotated_(tile.f.rotate), factor_(inverse_root(tile.f.dim)), scale_(tile.f.region[0].book->scale), rotation_(tile.f),
         search_(*tile.f.region[0].book), sums_(tile) {}
@@ -215,8 +223,7 @@ class BookRows {
     for (uint32_t j = 0; j < kLane / 4; j++) index[j] = search_.codes(index[j], &squares);
     for (uint32_t d = 1; d < row.lanes; d *= 2) squares += __shfl_xor_sync(~0u, squares, d);
     if (!real) return;
-    uint4 *to = reinterpret_cast<uint4 *>(tile.codes_of(tile.first + i) + row.lane * kLane);
-    to[0] = make_uint4(index[0], index[1], index[2], index[3]), to[1] = make_uint4(index[4], index[5], index[6], index[7]);
+    store_lane(tile, row, i, index);
     if (row.lane == 0) sums_.norm[i] = n, sums_.squares[i] = squares;
   }
   bool rotated_;
@@ -245,6 +252,7 @@ struct AffineRule {
 class AffineRows {
  public:
   static constexpr uint32_t kCodings = kPlaneBits | kCrumbs | kFields | kRadix, kBlocks = 3;
+  static constexpr bool kInPlace = true;
   __device__ explicit AffineRows(const Tile &tile) : rotated_(tile.f.rotate), group_lanes_(tile.f.channel_group / kLane), rule_(tile.f), rotation_(tile.f) {}
   __device__ void encode(const Tile &tile) const {
     for_lane_rows(tile, rotation_, [&](LaneRow &row, uint32_t i, bool real) { encode_row(tile, row, i, real); });
@@ -261,15 +269,20 @@ class AffineRows {
     const AffineParams stored = affine_params<round_param>(mn, mx, rule_.levels, false, ParamType::fp16);
     const AffineCoder coder = affine_coder<widen_param>(stored, rule_.levels, ParamType::fp16);
     const float inverse = 1.0f / coder.step;
-    uint32_t code[kLane];
+    uint32_t codes[kLane / 4] = {};  // four to a word
 #pragma unroll
-    for (uint32_t j = 0; j < kLane; j++) code[j] = affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top);
+    for (uint32_t j = 0; j < kLane; j++) codes[j / 4] += affine_code_fast(row.y[j], coder.zero, coder.step, inverse, coder.top) << 8 * (j % 4);
     if (rule_.progressive) {
 #pragma unroll
-      for (uint32_t j = 0; j < kLane; j++) code[j] = rule_.shrunk(code[j]);
+      for (uint32_t j = 0; j < kLane / 4; j++) {
+        const uint32_t four = codes[j];
+        codes[j] = 0;
+#pragma unroll
+        for (uint32_t byte = 0; byte < 4; byte++) codes[j] |= rule_.shrunk(four >> 8 * byte & 0xff) << 8 * byte;
+      }
     }
     if (!real) return;
-    store_codes(tile.codes_of(tile.first + i) + row.lane * kLane, code);
+    store_lane(tile, row, i, codes);
     if (row.lane % group_lanes_) return;
     const uint32_t param = 2 * (row.lane / group_lanes_);
     tile.store_param(row_param(f, tile.first + i, param), rule_.scale(stored.s));
@@ -402,6 +415,7 @@ __device__ inline void encode_affine(const WarpRow &row, const Tile &tile, uint3
 class GeneralRows {
  public:
   static constexpr uint32_t kCodings = kAllCodings, kBlocks = 3;
+  static constexpr bool kInPlace = false;
   __device__ explicit GeneralRows(const Tile &) {}
   static KVQ_HD uint32_t bytes(uint32_t dim, uint32_t threads) { return threads / 32 * 2 * dim * uint32_t(sizeof(float)); }
   __device__ void encode(const Tile &tile) const {
@@ -421,18 +435,19 @@ class GeneralRows {
 class RawRows {
  public:
   static constexpr uint32_t kCodings = 0, kBlocks = 4;
+  static constexpr bool kInPlace = true;
   __device__ explicit RawRows(const Tile &) {}
   __device__ void encode(const Tile &tile) const {
     const TensorFormat &f = tile.f;
     uint8_t *to = tile.blob + f.params + size_t(tile.first) * f.dim * 2;
     if (f.dim % 8 || f.params % 16) {
       for (uint32_t i = threadIdx.x; i < tile.count * f.dim; i += blockDim.x)
-        reinterpret_cast<uint16_t *>(to)[i] = tile.row(i / f.dim)[i % f.dim];
+        reinterpret_cast<uint16_t *>(to)[i] = tile.row_in_place(i / f.dim)[i % f.dim];
       return;
     }
     const uint32_t pieces = f.dim / 8;
     for (uint32_t i = threadIdx.x; i < tile.count * pieces; i += blockDim.x)
-      reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(tile.row(i / pieces))[i % pieces];
+      reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(tile.row_in_place(i / pieces))[i % pieces];
   }
 };
 

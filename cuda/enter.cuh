@@ -61,10 +61,10 @@ __device__ inline uint2 load_four(const DeviceTensor &x, int64_t at, uint32_t co
   return four;
 }
 
-// Are all four finite?
+// Are both finite?  All four?  A field of ones carries.
+__device__ inline bool is_plain(uint32_t two) { return (((two & 0x7c007c00u) + 0x04000400u) & 0x80008000u) == 0; }
 __device__ inline bool is_plain(uint2 four) {
-  const auto plain = [](uint32_t two) { return (two & 0x7c00u) != 0x7c00u && (two & 0x7c000000u) != 0x7c000000u; };
-  return plain(four.x) && plain(four.y);
+  return ((((four.x & 0x7c007c00u) + 0x04000400u) | ((four.y & 0x7c007c00u) + 0x04000400u)) & 0x80008000u) == 0;
 }
 
 __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }

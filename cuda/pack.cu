@@ -1,5 +1,6 @@
 // A block of threads packs the rows that pages get, of one head and tensor: they are read once, encoded, and written once.  There is a
-// kernel for each pair of encoders that presets have, and one for all of them.
+// kernel for each pair of encoders that presets have, and one for all of them.  Encoders that need a row once take it from its raw page;
+// for the others rows are brought to shared memory first.
 #include "cuda/pack.h"
 
 #include <algorithm>
@@ -19,25 +20,19 @@ template <bool kShared>
 __device__ Tile make_tile(const TileShape &shape, uint8_t *scratch, const TensorFormat &f) {
   uint8_t *memory = kShared ? shared_tile : scratch;
   return {f, nullptr, 0, 0, reinterpret_cast<uint16_t *>(memory), memory + shape.raw_bytes(), memory + shape.raw_bytes() + shape.code_bytes(),
-          shape.raw_stride(), shape.code_stride()};
+          shape.raw_stride(), shape.code_stride(), {}};
 }
 
-__device__ const uint16_t *source_row(const RawShape &shape, const DevicePiece *pieces, uint32_t n, uint32_t row, uint32_t head,
-                                      uint32_t tensor) {
-  const DevicePiece &piece = find_piece(pieces, n, row);
-  return static_cast<const uint16_t *>(piece.page) + shape.row(head, tensor, piece.first + row - piece.start);
-}
-
-// Rows [start, start + count) of the sources into the tile, 16 bytes a thread where rows are made of them.
-__device__ void load_rows(const Tile &tile, const RawShape &shape, const DevicePiece *sources, uint32_t n_sources, uint32_t start,
-                          uint32_t head, uint32_t tensor) {
+// The rows of a source into the tile, 16 bytes a thread where rows are made of them.
+__device__ void load_rows(const Tile &tile, const RowSource &source) {
+  const RawShape &shape = source.shape;
   const uint32_t dim = tile.f.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool vectors = shape.dim_k % 8 == 0 && shape.dim_v % 8 == 0;
   const uint32_t pieces = vectors ? dim / 8 : dim;
   // A warp's rows, up to 32, are looked up by its lanes, one each.
   const uint32_t most = min(32u, (tile.count + blockDim.x / 32 - 1) / (blockDim.x / 32));
   for (uint32_t begin = warp * most; begin < tile.count; begin += blockDim.x / 32 * most) {
-    const uint64_t mine = reinterpret_cast<uint64_t>(source_row(shape, sources, n_sources, start + min(begin + lane, tile.count - 1), head, tensor));
+    const uint64_t mine = reinterpret_cast<uint64_t>(source.row(min(begin + lane, tile.count - 1)));
     const uint32_t rows = min(most, tile.count - begin);
     uint16_t *to = tile.raw + size_t(begin) * tile.raw_stride;
     const uint32_t together = pieces <= 32 ? 32 / pieces : 1;
@@ -78,6 +73,7 @@ KVQ_HD inline Encoder encoder_of(const TensorFormat &f) {
 class AnyCodes {
  public:
   static constexpr uint32_t kCodings = kAllCodings, kBlocks = 2;
+  static constexpr bool kInPlace = false;
   __device__ explicit AnyCodes(const Tile &) {}
   __device__ void encode(const Tile &tile) const {
     switch (encoder_of(tile.f)) {
@@ -117,7 +113,11 @@ __device__ void pack_pages(const PackArguments &a, Tile &tile, uint32_t head, ui
   for (uint32_t i = blockIdx.y; i < a.n_targets; i += gridDim.y) {
     const DevicePiece target = a.targets[i];
     tile.blob = static_cast<uint8_t *>(target.page) + tile.f.blob, tile.first = target.first, tile.count = target.count;
-    load_rows(tile, a.shape, a.sources, a.n_sources, target.start, head, tensor);
+    const RowSource source{a.shape, a.sources, a.n_sources, head, tensor, target.start};
+    if constexpr (Codes::kInPlace)
+      tile.source = source;
+    else
+      load_rows(tile, source);
     codes.encode(tile);
     place<Codes::kCodings>(tile);
     __syncthreads();
@@ -143,25 +143,30 @@ using PackKernel = void (*)(PackArguments);
 struct PairKernel {
   Encoder keys, values;
   PackKernel kernel;
+  bool staged;  // is there an encoder that reads rows in shared memory?
 };
+template <class Keys, class Values = Keys, bool kShared = true>
+constexpr PairKernel pair(Encoder keys, Encoder values) {
+  return {keys, values, pack_kernel<Keys, Values, kShared>, !Keys::kInPlace || !Values::kInPlace};
+}
 using Book4 = BookRows<2, false>;
 using Book8 = BookRows<2, true>;
 using Book16 = BookRows<3, true>;
 constexpr PairKernel kPackKernels[] = {
-    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes>},
-    {Encoder::any, Encoder::any, pack_kernel<AnyCodes, AnyCodes, false>},
-    {Encoder::raw, Encoder::raw, pack_kernel<RawRows, RawRows>},
-    {Encoder::affine, Encoder::affine, pack_kernel<AffineRows, AffineRows>},
-    {Encoder::book4, Encoder::book4, pack_kernel<Book4, Book4>},
-    {Encoder::book8, Encoder::book8, pack_kernel<Book8, Book8>},
-    {Encoder::book16, Encoder::book16, pack_kernel<Book16, Book16>},
-    {Encoder::columns, Encoder::affine, pack_kernel<ColumnCodes, AffineRows>},
-    {Encoder::columns, Encoder::book4, pack_kernel<ColumnCodes, Book4>},
-    {Encoder::columns, Encoder::book8, pack_kernel<ColumnCodes, Book8>},
-    {Encoder::groups, Encoder::book4, pack_kernel<GroupRows, Book4>},
-    {Encoder::groups, Encoder::book8, pack_kernel<GroupRows, Book8>},
-    {Encoder::general, Encoder::book4, pack_kernel<GeneralRows, Book4>},
-    {Encoder::general, Encoder::book8, pack_kernel<GeneralRows, Book8>},
+    pair<AnyCodes>(Encoder::any, Encoder::any),
+    pair<AnyCodes, AnyCodes, false>(Encoder::any, Encoder::any),
+    pair<RawRows>(Encoder::raw, Encoder::raw),
+    pair<AffineRows>(Encoder::affine, Encoder::affine),
+    pair<Book4>(Encoder::book4, Encoder::book4),
+    pair<Book8>(Encoder::book8, Encoder::book8),
+    pair<Book16>(Encoder::book16, Encoder::book16),
+    pair<ColumnCodes, AffineRows>(Encoder::columns, Encoder::affine),
+    pair<ColumnCodes, Book4>(Encoder::columns, Encoder::book4),
+    pair<ColumnCodes, Book8>(Encoder::columns, Encoder::book8),
+    pair<GroupRows, Book4>(Encoder::groups, Encoder::book4),
+    pair<GroupRows, Book8>(Encoder::groups, Encoder::book8),
+    pair<GeneralRows, Book4>(Encoder::general, Encoder::book4),
+    pair<GeneralRows, Book8>(Encoder::general, Encoder::book8),
 };
 
 // ---- narrowing
@@ -257,8 +262,9 @@ uint32_t work_bytes(Encoder encoder, const TileShape &tile) {
 }  // namespace
 
 // Small blocks of threads wait less for one another, but columns and large pages are long.
-PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors)
-    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads / 2} {
+PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors,
+                   bool narrows)
+    : shape(raw), tile{page_tokens, std::max(raw.dim_k, raw.dim_v), 0, kMaxPackThreads / 2, true} {
   Encoder encoder[2];
   for (uint32_t i = 0; i < tensors.size(); i++) {
     const Encoder own = encoder_of(tensors[i]);
@@ -269,6 +275,7 @@ PackPlan::PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const Te
     tile.work_bytes = std::max({tile.work_bytes, work_bytes(encoder_of(tensors[i]), tile), work_bytes(encoder[i % 2], tile)});
   for (uint32_t i = 2; i < std::size(kPackKernels); i++)
     if (kPackKernels[i].keys == encoder[0] && kPackKernels[i].values == encoder[1]) kernel = i;
+  tile.staged = narrows || kPackKernels[kernel].staged;
   bytes = (tile.bytes() + 255) / 256 * 256;
   shared = bytes <= shared_limit;
   blocks = 2 * std::max(processors, raw.kv_heads);

@@ -23,7 +23,8 @@ enum class Encoder : uint8_t {
 // How pages of a format are packed.  Blocks of threads keep their tile in shared memory, or, where that is too small, in `bytes` of
 // device memory each.
 struct PackPlan {
-  PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors);
+  PackPlan(const RawShape &raw, uint32_t page_tokens, std::span<const TensorFormat> tensors, size_t shared_limit, uint32_t processors,
+           bool narrows);
   RawShape shape;
   TileShape tile;
   uint32_t kernel = 0;

@@ -1,13 +1,14 @@
 #include "cuda/rows.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "cuda/enter.cuh"
+#include "cuda/tile.cuh"
 
 namespace kvq::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 128;
+constexpr uint32_t kThreads = 128, kCheckTokens = 8;
 
 // A row of a page from shared memory, 16 bytes a lane where rows are made of them.
 __device__ void store_row(uint16_t *to, const uint16_t *from, uint32_t dim, uint32_t lane, bool vectors) {
@@ -17,7 +18,76 @@ __device__ void store_row(uint16_t *to, const uint16_t *from, uint32_t dim, uint
     for (uint32_t i = lane; i < dim; i += 32) to[i] = from[i];
 }
 
-// A warp enters a row of one head: loads follow the channels, stores the order of the page, and shared memory turns one into the
+// Two elements side by side as they enter; `key` is bad_key of the first.
+__device__ inline uint32_t enter_two(const DeviceTensor &x, int64_t at, uint64_t key, Findings *findings) {
+  const uint32_t low = enter(load_element(x, at), key, findings);
+  return low | uint32_t(enter(load_element(x, at + 1), key + 1, findings)) << 16;
+}
+
+// A thread's part of an 8 x 8 matrix of fp16 numbers of a warp, row lane / 4, columns lane % 4 * 2 and the next, of its transpose.
+__device__ inline uint32_t transposed(uint32_t two) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
+  return out;
+}
+
+// -0 becomes +0.
+__device__ inline uint32_t without_sign_of_zero(uint32_t two) {
+  uint32_t out;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(two), "r"(0));
+  return out;
+}
+
+constexpr uint32_t kEnterRows = 8;  // of a warp
+
+// Rows of 64 * kMatrices channels, a warp's eight of one head.  A page has channel 8 y + r of a row at place r * dim / 8 + y
+// (raw_place), so a row is a matrix [y][r] that is transposed: eight y at a time, those whose results a lane stores in one piece.
+template <uint32_t kMatrices>
+__global__ void __launch_bounds__(kThreads) enter_matrices(RawShape shape, DeviceTensor k, DeviceTensor v, uint64_t first,
+                                                           const DevicePiece *pieces, uint32_t n_pieces, uint32_t rows, Findings *findings) {
+  constexpr uint32_t kDim = 64 * kMatrices;
+  const uint32_t lane = threadIdx.x % 32, job = blockIdx.y * (kThreads / 32) + threadIdx.x / 32;
+  if (job >= 2 * shape.kv_heads) return;
+  const uint32_t head = job / 2, tensor = job % 2, begin = blockIdx.x * kEnterRows;
+  const DeviceTensor x = tensor ? v : k;
+  const RowSource to{shape, pieces, n_pieces, head, tensor, begin};
+  const uint64_t mine = reinterpret_cast<uint64_t>(to.row(min(lane, rows - begin - 1)));
+  const auto channel = [&](uint32_t m) { return 8 * (lane / 8 * 2 * kMatrices + 2 * m + lane / 4 % 2) + lane % 4 * 2; };
+  const int64_t from = head * x.head_stride + int64_t(first + begin) * x.token_stride;
+  uint32_t two[kEnterRows][kMatrices];
+  bool plain = x.dtype == KVQ_DTYPE_F16;
+  if (plain) {
+#pragma unroll
+    for (uint32_t i = 0; i < kEnterRows; i++)
+#pragma unroll
+      for (uint32_t m = 0; m < kMatrices; m++)
+        two[i][m] = *reinterpret_cast<const uint32_t *>(static_cast<const uint16_t *>(x.data) + from + int64_t(min(i, rows - begin - 1)) * x.token_stride + channel(m));
+#pragma unroll
+    for (uint32_t i = 0; i < kEnterRows; i++)
+#pragma unroll
+      for (uint32_t m = 0; m < kMatrices; m++) plain &= is_plain(two[i][m]), two[i][m] = without_sign_of_zero(two[i][m]);
+  }
+  if (!plain)
+    for (uint32_t i = 0; i < min(kEnterRows, rows - begin); i++)
+#pragma unroll
+      for (uint32_t m = 0; m < kMatrices; m++)
+        two[i][m] = enter_two(x, from + int64_t(i) * x.token_stride + channel(m), bad_key(first + begin + i, tensor, head, channel(m)), findings);
+  __syncwarp();
+#pragma unroll
+  for (uint32_t i = 0; i < kEnterRows; i++) {
+    uint16_t *const row = reinterpret_cast<uint16_t *>(__shfl_sync(~0u, mine, int(i)));
+    uint32_t out[kMatrices];
+#pragma unroll
+    for (uint32_t m = 0; m < kMatrices; m++) out[m] = transposed(two[i][m]);
+    if (begin + i >= rows) continue;
+    uint16_t *const at = row + lane / 4 * (kDim / 8) + lane % 4 * 2 * kMatrices;
+    if constexpr (kMatrices == 1) *reinterpret_cast<uint32_t *>(at) = out[0];
+    if constexpr (kMatrices == 2) *reinterpret_cast<uint2 *>(at) = make_uint2(out[0], out[1]);
+    if constexpr (kMatrices == 4) *reinterpret_cast<uint4 *>(at) = make_uint4(out[0], out[1], out[2], out[3]);
+  }
+}
+
+// Rows of any dimension, one a warp: loads follow the channels, stores the order of the page, and shared memory turns one into the
 // other.
 __global__ void __launch_bounds__(kThreads) enter_kernel(RawShape shape, DeviceTensor k, DeviceTensor v, uint64_t first,
                                                          const DevicePiece *pieces, uint32_t n_pieces,
@@ -59,15 +129,21 @@ __global__ void dense_kernel(DeviceTensor x, uint32_t heads, uint32_t dim, uint1
   }
 }
 
-// Four channels a thread.
-__global__ void check_kernel(DeviceTensor x, uint32_t heads, uint32_t dim, Findings *findings) {
-  const uint64_t token = blockIdx.x;
+// Four channels a thread, of kCheckTokens tokens.
+__global__ void check_kernel(DeviceTensor x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings) {
   const uint32_t pieces = (dim + 3) / 4;
+  const uint64_t token = uint64_t(blockIdx.x) * kCheckTokens;
+  const uint32_t tokens = uint32_t(min(uint64_t(kCheckTokens), count - token));
   for (uint32_t i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
-    const uint32_t head = i / pieces, channel = i % pieces * 4, count = min(4u, dim - channel);
+    const uint32_t head = i / pieces, channel = i % pieces * 4, channels = min(4u, dim - channel);
     const int64_t at = int64_t(token) * x.token_stride + head * x.head_stride + channel;
-    if (x.dtype == KVQ_DTYPE_F16 && is_plain(load_four(x, at, count))) continue;
-    for (uint32_t c = 0; c < count; c++) enter(load_element(x, at + c), bad_key(token, 0, head, channel + c), findings);
+    bool plain = x.dtype == KVQ_DTYPE_F16;
+    if (plain) {
+#pragma unroll
+      for (uint32_t t = 0; t < kCheckTokens; t++) plain &= is_plain(load_four(x, at + min(t, tokens - 1) * x.token_stride, channels));
+    }
+    for (uint32_t t = 0; t < tokens && !plain; t++)
+      for (uint32_t c = 0; c < channels; c++) enter(load_element(x, at + t * x.token_stride + c), bad_key(token + t, 0, head, channel + c), findings);
   }
 }
 
@@ -86,13 +162,24 @@ __global__ void load_kernel(RawShape shape, const DevicePiece *pieces, uint32_t 
   for (uint32_t c = threadIdx.x; c < dim; c += blockDim.x) out[size_t(row) * dim + c] = source[raw_place(dim, c)];
 }
 
+// May elements be read two at a time?
+bool in_pairs(const DeviceTensor &x) {
+  return x.dtype != KVQ_DTYPE_F16 || (reinterpret_cast<uintptr_t>(x.data) % 4 == 0 && x.token_stride % 2 == 0 && x.head_stride % 2 == 0);
+}
+
 }  // namespace
 
 cudaError_t enter_rows(const RawShape &shape, const DeviceTensor &k, const DeviceTensor &v, uint64_t first, const DevicePiece *pieces,
                        uint32_t n_pieces, uint32_t rows, Findings *findings, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const uint32_t warps = kThreads / 32, dims = (std::max(shape.dim_k, shape.dim_v) + 7) / 8 * 8;
-  const dim3 grid(rows, (2 * shape.kv_heads + warps - 1) / warps);
+  const uint32_t jobs = (2 * shape.kv_heads + warps - 1) / warps;
+  for (const auto &[dim, kernel] : {std::pair(64u, &enter_matrices<1>), std::pair(128u, &enter_matrices<2>), std::pair(256u, &enter_matrices<4>)})
+    if (shape.dim_k == dim && shape.dim_v == dim && in_pairs(k) && in_pairs(v)) {
+      kernel<<<dim3((rows + kEnterRows - 1) / kEnterRows, jobs), kThreads, 0, stream>>>(shape, k, v, first, pieces, n_pieces, rows, findings);
+      return cudaGetLastError();
+    }
+  const dim3 grid(rows, jobs);
   enter_kernel<<<grid, kThreads, warps * dims * sizeof(uint16_t), stream>>>(shape, k, v, first, pieces, n_pieces, findings);
   return cudaGetLastError();
 }
@@ -106,7 +193,7 @@ cudaError_t enter_dense(const DeviceTensor &x, uint64_t count, uint32_t heads, u
 
 cudaError_t check_rows(const DeviceTensor &x, uint64_t count, uint32_t heads, uint32_t dim, Findings *findings, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  check_kernel<<<uint32_t(count), 256, 0, stream>>>(x, heads, dim, findings);
+  check_kernel<<<uint32_t((count + kCheckTokens - 1) / kCheckTokens), 256, 0, stream>>>(x, count, heads, dim, findings);
   return cudaGetLastError();
 }
 

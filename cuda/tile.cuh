@@ -26,6 +26,17 @@ KVQ_HD inline float widen_param(uint16_t bits, ParamType type) {
   return load_param(bits, type);
 }
 
+// Raw rows where they lie: row `start` of a list of pieces and those behind it, of one head and tensor.
+struct RowSource {
+  RawShape shape;
+  const DevicePiece *pieces;
+  uint32_t n_pieces, head, tensor, start;
+  __device__ const uint16_t *row(uint32_t i) const {
+    const DevicePiece &piece = find_piece(pieces, n_pieces, start + i);
+    return static_cast<const uint16_t *>(piece.page) + shape.row(head, tensor, piece.first + start + i - piece.start);
+  }
+};
+
 struct Tile {
   const TensorFormat &f;
   uint8_t *blob;
@@ -34,8 +45,10 @@ struct Tile {
   uint8_t *codes;         // [page_tokens][code_stride] by slot
   uint8_t *work;          // of encoders
   uint32_t raw_stride, code_stride;
+  RowSource source;       // where encoders that read a row once find it; without pieces: in raw
 
   __device__ const uint16_t *row(uint32_t i) const { return raw + size_t(i) * raw_stride; }
+  __device__ const uint16_t *row_in_place(uint32_t i) const { return source.pieces ? source.row(i) : row(i); }
   __device__ uint8_t *codes_of(uint32_t token) const { return codes + size_t(token) * code_stride; }
   __device__ void store_param(uint32_t at, uint16_t value) const {
     if (f.param_bytes == 1)

@@ -11,12 +11,29 @@ HeadShape LayerShape::head(uint32_t tensor) const {
   return {dim_v, KVQ_TENSOR_V, rope_layout, dim_v, 0};  // section 5, "Pairs": values use R = D, rotary_first 0, the same layout
 }
 
-Status Backend::store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
-                             std::span<const PageRows> pieces, uint64_t *saturated) {
-  for (const PageRows &piece : pieces) {
-    KVQ_TRY(store_rows(shape, k, v, first, piece, saturated));
-    first += piece.count;
+void Backend::allocate_pages(size_t bytes, std::span<void *> pages) {
+  size_t n = 0;
+  try {
+    for (; n < pages.size(); n++) pages[n] = allocate_page(bytes);
+  } catch (...) {
+    release_pages(bytes, pages.first(n));
+    throw;
   }
+}
+
+void Backend::release_pages(size_t bytes, std::span<void *const> pages) noexcept {
+  for (void *page : pages) release_page(page, bytes);
+}
+
+Status Backend::store_chunk(const LayerShape &shape, const ChunkRows &rows, std::span<const PageRows> pieces, LayerStatistics *statistics,
+                            uint64_t *saturated) {
+  uint64_t count = 0;
+  for (const PageRows &piece : pieces) {
+    KVQ_TRY(store_rows(shape, rows.k, rows.v, rows.first + count, piece, saturated));
+    count += piece.count;
+  }
+  if (rows.q) KVQ_TRY(check_rows(*rows.q, rows.first, count, shape.q_heads, shape.dim_k, "q", saturated));
+  if (statistics) add_statistics(shape, pieces, rows.q, rows.first, statistics);
   return KVQ_OK;
 }
 
@@ -27,15 +44,6 @@ void Backend::enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, ui
   for (uint64_t t = 0; t < count; t++)
     for (uint32_t h = 0; h < heads; h++, out += dim)
       enter_row(data + (int64_t(t) * x.token_stride + h * x.head_stride) * size, x.dtype, dim, out, &saturated);
-}
-
-Status Backend::check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
-                                 uint64_t *saturated) {
-  uint64_t count = 0;
-  for (const PageRows &piece : kv) count += piece.count;
-  if (q) KVQ_TRY(check_rows(*q, 0, count, shape.q_heads, shape.dim_k, "q", saturated));
-  add_statistics(shape, kv, q, 0, statistics);
-  return KVQ_OK;
 }
 
 void Backend::sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums) {

@@ -39,6 +39,13 @@ struct PageRows {
   uint32_t first, count;
 };
 
+// Rows of a prompt's chunk in the caller's tensors, from row `first` on.
+struct ChunkRows {
+  const kvq_tensor &k, &v;
+  const kvq_tensor *q;  // or nullptr
+  uint64_t first;
+};
+
 // A piece of a sequence as attention sees it: rows [first, first + count) of a page.
 struct PageView {
   const void *page = nullptr;
@@ -129,14 +136,18 @@ class Backend {
                                                         std::pmr::vector<HeadFormat> &&k, std::pmr::vector<HeadFormat> &&v) = 0;
   virtual void *allocate_page(size_t bytes) = 0;  // throws std::bad_alloc
   virtual void release_page(void *page, size_t bytes) noexcept = 0;
+  // Many pages of one size: all, or an exception and none.
+  virtual void allocate_pages(size_t bytes, std::span<void *> pages);
+  virtual void release_pages(size_t bytes, std::span<void *const> pages) noexcept;
 
   // Enter rows [first, first + rows.count) of k and v (rule 1.4) into a raw page.  NONFINITE names token (`first` based), head and
   // channel; the rows written so far are garbage that nobody reads.  *saturated is increased.
   virtual Status store_rows(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first, PageRows rows,
                             uint64_t *saturated) = 0;
-  // The same for consecutive pieces of rows.
-  virtual Status store_pieces(const LayerShape &shape, const kvq_tensor &k, const kvq_tensor &v, uint64_t first,
-                              std::span<const PageRows> pieces, uint64_t *saturated);
+  // A chunk of a prompt: store_rows into consecutive pieces, check_rows of as many queries, and add_statistics of all if asked for.
+  // Where that fails, what was added so far is garbage.
+  virtual Status store_chunk(const LayerShape &shape, const ChunkRows &rows, std::span<const PageRows> pieces, LayerStatistics *statistics,
+                             uint64_t *saturated);
   // Rule 1.4 on finite rows [0, count), to host memory [count][heads][dim].
   virtual void enter_rows(const kvq_tensor &x, uint64_t count, uint32_t heads, uint32_t dim, uint16_t *out);
   // Refuse non-finite elements of rows [first, first + count) of a tensor [..][heads][dim]; `name` is "q".  Counts saturation.
@@ -148,9 +159,6 @@ class Backend {
   // Add raw rows, and rows [q_first, q_first + total count) of q if given (checked before), to a layer's statistics (section 6).
   virtual void add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                               LayerStatistics *statistics) = 0;
-  // check_rows for q, where there is one, and then the same; what was added so far where that fails is garbage.
-  virtual Status check_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, LayerStatistics *statistics,
-                                  uint64_t *saturated);
   // Add the keys of raw rows to the sums of every head.
   virtual void sum_keys(const LayerShape &shape, std::span<const PageRows> rows, std::span<CenterSum> sums);
 

@@ -221,12 +221,6 @@ Status Cache::check_scores(std::span<const float> scores) {
 
 Status Cache::store_rows(uint32_t layer, const SequenceLayer &rows, const LayerGrowth &growth, const kvq_tensor &k,
                          const kvq_tensor &v, uint64_t first, uint64_t *saturated) {
-  if (backend->plans_steps()) {
-    Vector<PageRows> pieces(&memory);
-    gather(growth.sinks.list(rows.sinks), store->raw_tokens, rows.sinks.first, rows.sinks.count, growth.sinks.tokens, &pieces);
-    gather(growth.tail.list(rows.tail), store->raw_tokens, rows.tail.first, rows.tail.count, growth.tail.tokens, &pieces);
-    return backend->store_pieces(shapes[layer], k, v, first, pieces, saturated);
-  }
   Status status = KVQ_OK;
   const auto store_into = [&](const RawRows &list, const Growth &added) {
     for_rows(added.list(list), store->raw_tokens, list.first, list.count, added.tokens, [&](const PageRows &piece) {

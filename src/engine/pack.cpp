@@ -37,10 +37,7 @@ Status PackPlan::make(Sequence *sequence, std::span<const Segment> segments, std
     else
       find_targets(c, position_);
   }
-  for (LayerPlan &plan : layers_) {
-    allocate(&plan);
-    encode(plan, sequence->layers[plan.layer]);
-  }
+  for (LayerPlan &plan : layers_) encode(&plan, sequence->layers[plan.layer]);
   return KVQ_OK;
 }
 
@@ -101,7 +98,7 @@ void PackPlan::copy_page(uint32_t cls, size_t i) {
       continue;
     }
     const PageFormat &format = *sequence_->layers[l].formats.of[cls];
-    mine->allocate(l, format.bytes);
+    mine->layers[l] = PageMemory(store_, format.bytes, &PageStore::bytes_packed);
     store_.backend.copy_packed(format, ref.page->layers[l].data(), mine->layers[l].data());
   }
   extension_[cls].copies.resize(sequence_->pages[cls].size());
@@ -208,39 +205,41 @@ Status PackPlan::plan_layer(uint32_t layer) {
   return KVQ_OK;
 }
 
-void PackPlan::allocate(LayerPlan *plan) {
+// Fresh pages are told their memory when the backend has begun: a device packs while the host walks through them.
+void PackPlan::encode(LayerPlan *plan, const SequenceLayer &rows) {
   for (uint32_t c = 0; c < recipe_.classes; c++) {
-    const size_t bytes = plan->formats.of[c]->bytes;
-    if (!extends_) plan->memory.reserve(plan->memory.size() + extension_[c].targets.size());
-    for (const PackedRef &ref : extension_[c].fresh) ref.page->allocate(plan->layer, bytes);
-    if (extends_) continue;
-    for (const Target &target : extension_[c].targets)
-      if (!target.page->layers[plan->layer].data())
-        plan->memory.emplace_back(target.page, PageMemory(store_, bytes, &PageStore::bytes_packed));
+    const Vector<Target> &targets = extension_[c].targets;
+    if (targets.empty()) continue;
+    const PageFormat &format = *plan->formats.of[c];
+    const size_t fresh = size_t(std::count_if(targets.begin(), targets.end(), [](const Target &target) { return target.fresh(); }));
+    PageBatch batch(store_, format.bytes, fresh, &PageStore::bytes_packed);
+    Vector<PageRows> from(memory_), to(memory_);
+    sources(rows, c, &from);
+    to.reserve(targets.size());
+    for (size_t t = 0, next = 0; t < targets.size(); t++)
+      to.push_back({targets[t].fresh() ? batch.pages()[next++] : written(*plan, targets[t]), targets[t].row, targets[t].count});
+    plan->memory.reserve(plan->memory.size() + fresh);
+    store_.backend.pack(store_.shapes[plan->layer], format, from, to);
+    for (const Target &target : targets)
+      if (target.fresh()) plan->memory.emplace_back(target.page, batch.take());
   }
 }
 
-void PackPlan::encode(const LayerPlan &plan, const SequenceLayer &rows) {
-  const LayerShape &shape = store_.shapes[plan.layer];
-  for (uint32_t c = 0; c < recipe_.classes; c++) {
-    Vector<PageRows> from(memory_), to(memory_);
-    if (classes_.empty()) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_, tokens_, &from);
-    for (size_t t = 0; t < classes_.size();) {
-      size_t end = t;
-      while (end < classes_.size() && classes_[end] == classes_[t]) end++;
-      if (classes_[t] == c) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_ + t, end - t, &from);
-      t = end;
-    }
-    to.reserve(extension_[c].targets.size());
-    auto next = plan.memory.begin();
-    for (const Target &target : extension_[c].targets) {
-      void *data = target.page->layers[plan.layer].data();
-      const auto own = std::find_if(next, plan.memory.end(), [&](const auto &entry) { return entry.first == target.page; });
-      if (own != plan.memory.end()) data = own->second.data(), next = own + 1;
-      to.push_back({data, target.row, target.count});
-    }
-    if (!to.empty()) store_.backend.pack(shape, *plan.formats.of[c], from, to);
+// The raw rows of a class's tokens.
+void PackPlan::sources(const SequenceLayer &rows, uint32_t cls, Vector<PageRows> *from) const {
+  if (classes_.empty()) return gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_, tokens_, from);
+  for (size_t t = 0; t < classes_.size();) {
+    size_t end = t;
+    while (end < classes_.size() && classes_[end] == classes_[t]) end++;
+    if (classes_[t] == cls) gather(rows.tail.pages, store_.raw_tokens, rows.tail.first, skip_ + t, end - t, from);
+    t = end;
   }
+}
+
+// The memory of a page that rows are added to: what it was narrowed to, or its own.
+void *PackPlan::written(const LayerPlan &plan, const Target &target) const {
+  const auto own = std::find_if(plan.memory.begin(), plan.memory.end(), [&](const auto &entry) { return entry.first == target.page; });
+  return own != plan.memory.end() ? own->second.data() : target.page->layers[plan.layer].data();
 }
 
 // ---- apply

@@ -38,6 +38,7 @@ class PackPlan {
   struct Target {
     PackedPage *page;
     uint32_t row, count;
+    bool fresh() const { return row == 0; }  // no layer of the plan has memory for it yet
   };
   // What one class's list of pages becomes.
   struct Extension {
@@ -55,7 +56,7 @@ class PackPlan {
     LayerFormats formats;
     bool narrows = false;  // what is packed goes to other formats
     std::shared_ptr<LayerTables> to_freeze;
-    Vector<std::pair<PackedPage *, PageMemory>> memory;  // for pages that are in the sequence's list already, in order
+    Vector<std::pair<PackedPage *, PageMemory>> memory;  // of narrowed and fresh pages
   };
 
   Status select(std::span<const Segment> segments, std::span<const float> scores);
@@ -69,8 +70,9 @@ class PackPlan {
   size_t first_changed(uint32_t cls) const;
   void add_blocks(std::span<const Segment> segments);
   Status plan_layer(uint32_t layer);
-  void allocate(LayerPlan *plan);
-  void encode(const LayerPlan &plan, const SequenceLayer &rows);
+  void encode(LayerPlan *plan, const SequenceLayer &rows);
+  void sources(const SequenceLayer &rows, uint32_t cls, Vector<PageRows> *from) const;
+  void *written(const LayerPlan &plan, const Target &target) const;
   RawRows part(const RawRows &rows, uint64_t from, uint64_t count) const;
 
   std::pmr::memory_resource *memory_;

@@ -9,18 +9,42 @@ PageStore::PageStore(std::pmr::memory_resource *resource, Backend &device, std::
   for (size_t l = 0; l < layers.size(); l++) raw_bytes[l] = device.raw_page_bytes(layers[l]);
 }
 
-PageMemory::PageMemory(PageStore &store, size_t bytes, std::atomic<uint64_t> PageStore::*counter)
-    : store_(&store), data_(store.backend.allocate_page(bytes)), bytes_(bytes), counter_(counter) {
+PageMemory::PageMemory(PageStore &store, size_t bytes, Counter counter) : PageMemory(store, store.backend.allocate_page(bytes), bytes, counter) {}
+
+PageMemory::PageMemory(PageStore &store, void *data, size_t bytes, Counter counter) : store_(&store), data_(data), bytes_(bytes), counter_(counter) {
   (store.*counter).fetch_add(bytes, std::memory_order_relaxed);
 }
 
 PageMemory::~PageMemory() {
-  if (!data_) return;
-  (store_->*counter_).fetch_sub(bytes_, std::memory_order_relaxed);
-  store_->backend.release_page(data_, bytes_);
+  if (void *data = give_up()) store_->backend.release_page(data, bytes_);
 }
 
-RawPage::RawPage(PageStore &owner, uint32_t layer) : store(owner), memory(owner, owner.raw_bytes[layer], &PageStore::bytes_raw) {
+void *PageMemory::give_up() noexcept {
+  if (data_) (store_->*counter_).fetch_sub(bytes_, std::memory_order_relaxed);
+  return std::exchange(data_, nullptr);
+}
+
+PageBatch::PageBatch(PageStore &store, size_t bytes, size_t count, PageMemory::Counter counter)
+    : store_(store), bytes_(bytes), counter_(counter), pages_(count, store.memory) {
+  store.backend.allocate_pages(bytes, pages_);
+}
+
+PageBatch::~PageBatch() { store_.backend.release_pages(bytes_, std::span(pages_).subspan(taken_)); }
+
+PageMemory PageBatch::take() noexcept { return PageMemory(store_, pages_[taken_++], bytes_, counter_); }
+
+void PageReturn::add(PageMemory *memory) noexcept {
+  if (count_ == pages_.size() || memory->store_ != store_ || memory->bytes_ != bytes_) flush();
+  store_ = memory->store_, bytes_ = memory->bytes_;
+  pages_[count_++] = memory->give_up();
+}
+
+void PageReturn::flush() noexcept {
+  if (count_) store_->backend.release_pages(bytes_, std::span(pages_).first(count_));
+  count_ = 0;
+}
+
+RawPage::RawPage(PageStore &owner, PageMemory &&rows) : store(owner), memory(std::move(rows)) {
   store.pages_raw.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -37,7 +61,16 @@ void RawRows::truncate(uint32_t page_tokens, uint64_t new_count) noexcept {
   count = new_count;
   if (count == 0) first = 0;
   const size_t needed = size_t((first + count + page_tokens - 1) / page_tokens);
+  release(std::span(pages).subspan(needed));
   pages.erase(pages.begin() + ptrdiff_t(needed), pages.end());
+}
+
+void release(std::span<Ref<RawPage>> pages) noexcept {
+  PageReturn back;
+  for (Ref<RawPage> &page : pages) {
+    if (page && page.unique()) back.add(&page->memory);
+    page = {};
+  }
 }
 
 bool grow(PageStore &store, uint32_t layer, const RawRows &rows, uint64_t more, Vector<Ref<RawPage>> *grown) {
@@ -49,14 +82,15 @@ bool grow(PageStore &store, uint32_t layer, const RawRows &rows, uint64_t more, 
   if (!copy && needed == rows.pages.size()) return false;
   grown->reserve(needed);
   grown->assign(rows.pages.begin(), rows.pages.end());
+  PageBatch batch(store, store.raw_bytes[layer], needed - rows.pages.size() + copy, &PageStore::bytes_raw);
   if (copy) {
-    Ref<RawPage> mine = Ref<RawPage>::make(store, layer);
+    Ref<RawPage> mine = Ref<RawPage>::make(store, batch.take());
     const uint32_t begin = rows.pages.size() == 1 ? rows.first : 0;
     store.backend.copy_rows(store.shapes[layer], grown->back()->memory.data(), begin, mine->memory.data(), begin,
                             uint32_t(end % tokens) - begin);
     grown->back() = std::move(mine);
   }
-  while (grown->size() < needed) grown->push_back(Ref<RawPage>::make(store, layer));
+  while (grown->size() < needed) grown->push_back(Ref<RawPage>::make(store, batch.take()));
   return true;
 }
 

@@ -4,6 +4,7 @@
 // hold copies it first.  A page frees its memory with its last reference; nothing is kept in reserve.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <span>
@@ -33,7 +34,8 @@ struct PageStore {
 class PageMemory {
  public:
   PageMemory() = default;
-  PageMemory(PageStore &store, size_t bytes, std::atomic<uint64_t> PageStore::*counter);  // throws std::bad_alloc
+  using Counter = std::atomic<uint64_t> PageStore::*;
+  PageMemory(PageStore &store, size_t bytes, Counter counter);  // throws std::bad_alloc
   PageMemory(PageMemory &&other) noexcept { swap(other); }
   PageMemory &operator=(PageMemory &&other) noexcept {
     swap(other);
@@ -43,6 +45,10 @@ class PageMemory {
   void *data() const { return data_; }
 
  private:
+  friend class PageBatch;
+  friend class PageReturn;
+  PageMemory(PageStore &store, void *data, size_t bytes, Counter counter);
+  void *give_up() noexcept;
   void swap(PageMemory &other) noexcept {
     std::swap(store_, other.store_), std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_), std::swap(counter_, other.counter_);
@@ -50,11 +56,43 @@ class PageMemory {
   PageStore *store_ = nullptr;
   void *data_ = nullptr;
   size_t bytes_ = 0;
-  std::atomic<uint64_t> PageStore::*counter_ = nullptr;
+  Counter counter_ = nullptr;
+};
+
+// Memory of many pages of one size, by one call of the backend; what is not taken goes back.
+class PageBatch {
+ public:
+  PageBatch(PageStore &store, size_t bytes, size_t count, PageMemory::Counter counter);  // throws std::bad_alloc
+  ~PageBatch();
+  PageBatch(const PageBatch &) = delete;
+  std::span<void *const> pages() const { return pages_; }
+  PageMemory take() noexcept;  // the next of them
+
+ private:
+  PageStore &store_;
+  size_t bytes_, taken_ = 0;
+  PageMemory::Counter counter_;
+  Vector<void *> pages_;
+};
+
+// Memory that goes back to the backend, many pages by one call.
+class PageReturn {
+ public:
+  PageReturn() = default;
+  ~PageReturn() { flush(); }
+  PageReturn(const PageReturn &) = delete;
+  void add(PageMemory *memory) noexcept;
+
+ private:
+  void flush() noexcept;
+
+  PageStore *store_ = nullptr;
+  size_t bytes_ = 0, count_ = 0;
+  std::array<void *, 256> pages_;
 };
 
 struct RawPage {
-  RawPage(PageStore &owner, uint32_t layer);
+  RawPage(PageStore &owner, PageMemory &&rows);
   ~RawPage();
 
   std::atomic<uint32_t> references{0};
@@ -66,7 +104,6 @@ struct RawPage {
 struct PackedPage {
   explicit PackedPage(PageStore &owner);
   ~PackedPage();
-  void allocate(uint32_t layer, size_t bytes) { layers[layer] = PageMemory(store, bytes, &PageStore::bytes_packed); }
 
   std::atomic<uint32_t> references{0};
   PageStore &store;
@@ -108,11 +145,16 @@ class Ref {
   Page *page_ = nullptr;
 };
 
+// Let go of pages, and of the memory of those that nobody else holds by few calls.
+void release(std::span<Ref<RawPage>> pages) noexcept;
+
 // Raw tokens of one layer in order: rows [first, first + count) of consecutive pages.  No page is wholly unused.
 struct RawRows {
   explicit RawRows(std::pmr::memory_resource *memory) : pages(memory) {}
   RawRows(const RawRows &other, std::pmr::memory_resource *memory)
       : pages(other.pages, memory), first(other.first), count(other.count) {}
+  RawRows(RawRows &&) noexcept = default;
+  ~RawRows() { release(pages); }
 
   Vector<Ref<RawPage>> pages;
   uint32_t first = 0;

@@ -257,11 +257,9 @@ Status Policies::sum_text(const LayerShape &shape, uint64_t n_tokens, const kvq_
   const ScratchPages pages(memory_, backend_, backend_.raw_page_bytes(shape), std::min(n_tokens, kPiece));
   Vector<PageRows> rows(memory_);
   uint64_t saturated = 0;  // is counted where tokens become part of a sequence
-  if (q) KVQ_TRY(backend_.check_rows(*q, 0, n_tokens, shape.q_heads, shape.dim_k, "q", &saturated));
   for (uint64_t first = 0; first < n_tokens; first += kPiece) {
     pages.rows(std::min(kPiece, n_tokens - first), &rows);
-    KVQ_TRY(backend_.store_pieces(shape, k, k, first, rows, &saturated));
-    backend_.add_statistics(shape, rows, q, first, sums);
+    KVQ_TRY(backend_.store_chunk(shape, {k, k, q, first}, rows, sums, &saturated));
   }
   return KVQ_OK;
 }

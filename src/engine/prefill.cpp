@@ -40,7 +40,7 @@ class PrefillCall {
  private:
   Status check() const;
   Status stage();
-  Status add_statistics();
+  LayerStatistics *begin_statistics();
   Status add_scores();
   void unstage() noexcept;
   Status find_complete();
@@ -79,8 +79,10 @@ Status PrefillCall::stage() {
   const uint64_t room = sequence_.committed ? cache_.recipe.sinks - std::min(cache_.recipe.sinks, layer.sinks.count) : 0;
   const uint64_t to_sinks = std::min(room, chunk_.n_tokens);
   growth_.reserve(*cache_.store, chunk_.layer, layer, to_sinks, chunk_.n_tokens - to_sinks);
-  KVQ_TRY(cache_.store_rows(chunk_.layer, layer, growth_, *chunk_.k, *chunk_.v, 0, &saturated_));
-  KVQ_TRY(add_statistics());
+  Vector<PageRows> pieces(&cache_.memory);
+  gather(growth_.sinks.list(layer.sinks), cache_.store->raw_tokens, layer.sinks.first, layer.sinks.count, to_sinks, &pieces);
+  gather(growth_.tail.list(layer.tail), cache_.store->raw_tokens, layer.tail.first, layer.tail.count, chunk_.n_tokens - to_sinks, &pieces);
+  KVQ_TRY(cache_.backend->store_chunk(cache_.shapes[chunk_.layer], {*chunk_.k, *chunk_.v, chunk_.q, 0}, pieces, begin_statistics(), &saturated_));
   if (cache_.chooses_tokens()) KVQ_TRY(add_scores());
   growth_.apply(&layer, chunk_.n_tokens);
   layer.statistics.swap(statistics_);
@@ -94,17 +96,15 @@ void PrefillCall::unstage() noexcept {
   layer.statistics.swap(statistics_);
 }
 
-Status PrefillCall::add_statistics() {
+// What the layer's statistics become, or nullptr: they stay as they are.
+LayerStatistics *PrefillCall::begin_statistics() {
   const SequenceLayer &layer = sequence_.layers[chunk_.layer];
-  const LayerShape &shape = cache_.shapes[chunk_.layer];
   if (sequence_.committed || !cache_.policies->wants_statistics(chunk_.layer, sequence_.given)) {
     statistics_ = layer.statistics;
-    return chunk_.q ? cache_.backend->check_rows(*chunk_.q, 0, chunk_.n_tokens, shape.q_heads, shape.dim_k, "q", &saturated_) : KVQ_OK;
+    return nullptr;
   }
   statistics_ = layer.statistics ? cache_.policies->copy_statistics(*layer.statistics) : cache_.policies->new_statistics(chunk_.layer);
-  Vector<PageRows> rows(&cache_.memory);
-  gather(growth_.tail.list(layer.tail), cache_.store->raw_tokens, layer.tail.first, layer.tail.count, chunk_.n_tokens, &rows);
-  return cache_.backend->check_statistics(shape, rows, chunk_.q, statistics_.get(), &saturated_);
+  return statistics_.get();
 }
 
 // Scores are taken once per token, with whichever layer brings them first.
