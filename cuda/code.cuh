@@ -83,8 +83,8 @@ __device__ inline uint32_t fragment_code(const TensorFormat &f, const uint8_t *b
     case Coding::crumbs:
       return words[y / 4 * 128 + p.lane * 4 + q] >> (8 * p.byte + 2 * (y % 4)) & 3u;
     default:
-      const QByte at = swizzle(f.swizzled, q, p.byte);
-      const DigitShape shape = digits_of(f.region[0].levels, f.dim == 64);
+      const QByte at = swizzle(swizzles(f, y), q, p.byte);
+      const DigitShape shape = digits_of(f);
       return radix_code(words + y / 16 * 32 * shape.words, shape, p.lane, y % 16, at.q, at.byte);
   }
 }

@@ -238,15 +238,21 @@ __device__ __forceinline__ uint32_t divide(uint32_t x, Division by) {
 
 // Rows of 3, 5 or 6 levels (radix, layout.h).  kTable: digits are looked up, else they are levels.  kQuotients: values of rows that are
 // not looked up keep x / L^d (of five levels twice the number itself), and their user subtracts sums in place of digits.
-// kHalf: of 64 channels.
-template <int L, bool kTable, bool kQuotients, bool kHalf = false>
+// kHalf: of 64 channels; kLoose: as DigitShape says.
+template <int L, bool kTable, bool kQuotients, bool kHalf = false, bool kLoose = false>
 struct Digits : CodeTraits {
   static_assert(!kTable || !kQuotients);
+  static_assert(!kLoose || (!kHalf && L != 5));
   static constexpr bool kUnsigned = !kTable, kAffine = !kTable && L != 3, kFromOne = L == 3, kNested = kQuotients;
-  static constexpr DigitShape kRadix = digits_of(L, kHalf);
+  static constexpr DigitShape kRadix = digits_of(L, kHalf, kLoose);
   static constexpr int N = int(kRadix.digits), kGroups = int(kRadix.blocks()), kWords = int(kRadix.whole_words());
   __device__ static constexpr bool keeps(int y) { return kQuotients && y % 16 < kGroups * N; }
-  __device__ static constexpr int weight(int y) { return keeps(y) && L == 5 && y % 16 % N == 0 ? 2 : 1; }
+  // Loose, 3 levels: where the two bits of a code lie in their bytes; of the last two y, of even q.
+  __device__ static constexpr int crumb(int y) { return 2 * ((y - kGroups * N) % 4); }
+  __device__ static constexpr int weight(int y) {
+    if (kQuotients && kLoose && !keeps(y)) return 1 << crumb(y % 16);
+    return keeps(y) && L == 5 && y % 16 % N == 0 ? 2 : 1;
+  }
   __device__ static constexpr int nested(int y) { return keeps(y) && y % 16 % N != N - 1 ? L * weight(y) : 0; }
   __device__ static constexpr int bytes(int units) { return units * int(kRadix.words) * 16; }
 
@@ -297,9 +303,14 @@ struct Digits : CodeTraits {
     static_assert(kHalf ? U == 4 : U == 8 || U == 16);
     if constexpr (kHalf)
       for_half(codes, lane, table, use);
+    else if constexpr (kLoose)
+      for_loose<0>(codes, lane, table, use);
     else
       for_part<0>(codes, lane, table, use);
-    if constexpr (U == 16) for_part<4>(codes + kWords * 128, lane, table, use);
+    if constexpr (U == 16 && kLoose)
+      for_loose<4>(codes + kWords * 128, lane, table, use);
+    else if constexpr (U == 16)
+      for_part<4>(codes + kWords * 128, lane, table, use);
   }
   // Registers of the units 2 * p and 2 * p + 1, from those by y and q.
   template <int Y, class Use>
@@ -354,6 +365,57 @@ struct Digits : CodeTraits {
     hand(0, 0, r, use), hand(1, 4, r, use);
   }
   // Eight units, from pair kFirst on.
+  template <int kFirst, class Use>
+  __device__ static __forceinline__ void for_loose(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+    uint32_t r[16][4];
+    int done = 0;  // pairs of units
+    const auto hand_to = [&](int y) {
+#pragma unroll
+      for (int p = 0; p < 4; p++)
+        if (p >= done && 4 * p + 4 <= y) hand(kFirst + p, 4 * p, r, use), done = p + 1;
+    };
+#pragma unroll
+    for (int k = 0; k < kGroups; k++) {
+      uint32_t w[4], x[N];
+      load_group(codes, lane, k, w);
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        split<kQuotients>(w[q], x);
+#pragma unroll
+        for (int d = 0; d < N; d++) r[k * N + d][q] = x[d];
+      }
+#pragma unroll
+      for (int y = k * N; y < k * N + N && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
+      hand_to(k * N + N);
+    }
+    constexpr int kFour = kWords / 4 * 4, kStep = L == 3 ? 4 : 2;  // kStep: y that come at once
+    uint32_t w[16];
+#pragma unroll
+    for (int i = 8; i < kFour + 4; i += 4) {
+      uint32_t four[4] = {};
+      load_group(codes, lane, i / 4, four);
+#pragma unroll
+      for (int q = 0; q < 4; q++) w[i - 8 + q] = four[q];
+    }
+#pragma unroll
+    for (int y = kGroups * N; y < 16; y += kStep) {
+      if constexpr (L == 3) {
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+#pragma unroll
+          for (int i = 0; i < 4 && y + i < 16; i++) r[y + i][q] = take_crumb(y + i < 14 ? w[q] : w[4 + q / 2] >> 4 * (q & 1), crumb(y + i));
+      } else {
+        const int from = (y - kGroups * N) / 2 * 3;
+        const uint32_t unit[3] = {w[from], w[from + 1], w[from + 2]};
+        uint32_t levels[8];
+        Nibbles<3>::look_up(unit, table, levels);
+#pragma unroll
+        for (int i = 0; i < 8; i++) r[y + i % 2][i / 2] = levels[i];
+      }
+      hand_to(y + kStep < 16 ? y + kStep : 16);
+    }
+  }
+  __device__ static __forceinline__ uint32_t take_crumb(uint32_t w, int at) { return kQuotients ? w & 0x03030303u << at : w >> at & 0x03030303u; }
   template <int kFirst, class Use>
   __device__ static __forceinline__ void for_part(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4], last = 0, single[4] = {};

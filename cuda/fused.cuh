@@ -52,12 +52,14 @@ __host__ __device__ constexpr int query_stride(int units) { return 16 * units + 
 // v = high * 256 + low with signed bytes; f holds v + 1.5 * 2^23 + 128, so that byte 1 is high and byte 0 is low + 128.
 constexpr float kDigits = 12582912.0f + 128.0f;
 
+// The lane's own bytes of four, and the other lane's.
 struct QueryBytes {
-  uint32_t high, low;
+  uint32_t mine, other;
 };
-__device__ __forceinline__ QueryBytes split_query(const float (&f)[4]) {
-  const uint32_t a = __float_as_uint(f[0]), b = __float_as_uint(f[1]), c = __float_as_uint(f[2]), d = __float_as_uint(f[3]);
-  return {gather_bytes(a, b, c, d, 0x51u), gather_bytes(a, b, c, d, 0x40u) ^ 0x80808080u};
+__device__ __forceinline__ QueryBytes split_query(const Lane &me, const float (&f)[4]) {
+  const uint32_t a = permute(__float_as_uint(f[0]), __float_as_uint(f[1]), 0x5410u) ^ 0x00800080u;
+  const uint32_t b = permute(__float_as_uint(f[2]), __float_as_uint(f[3]), 0x5410u) ^ 0x00800080u;
+  return {permute(a, b, me.low ? 0x6420u : 0x7531u), permute(a, b, me.low ? 0x7531u : 0x6420u)};
 }
 
 struct NoRest {
@@ -83,10 +85,10 @@ __device__ __forceinline__ float trade_query(const Lane &me, const float (&x)[2 
     for (int j = 0; j < 4; j++) f[j] = fmaf(x[4 * k + j], inverse, kDigits);
     const uint32_t digits = __float_as_uint(f[0]) + __float_as_uint(f[1]) + __float_as_uint(f[2]) + __float_as_uint(f[3]) - 4 * __float_as_uint(kDigits);
     rest(k, fmaf(float(int(digits)), top * (-1.0f / 32600.0f), x[4 * k] + x[4 * k + 1] + x[4 * k + 2] + x[4 * k + 3]));
-    const QueryBytes bytes = split_query(f);
-    const uint32_t mine = me.low ? bytes.low : bytes.high, other = __shfl_xor_sync(~0u, me.low ? bytes.high : bytes.low, 4);
-    b[k] = me.low ? other : mine;
-    b[kHalf + k] = me.low ? mine : other;
+    const QueryBytes bytes = split_query(me, f);
+    const uint32_t other = __shfl_xor_sync(~0u, bytes.other, 4);
+    b[k] = me.low ? other : bytes.mine;
+    b[kHalf + k] = me.low ? bytes.mine : other;
   }
   return __shfl_sync(~0u, top * (1.0f / 32600.0f), me.t * 8);
 }

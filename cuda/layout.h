@@ -18,7 +18,8 @@
 //            Kitty's have, behind those, two bits more of boosted channels, which take the lanes of as many slots (upper_word).
 //   crumbs   values of 4 levels: word 4 * (y / 4) + q has, in each byte, two bits for each of four y
 //   fields   values of 2^w levels: planes as those of keys, a plane of two bits as crumbs, one of one bit with eight y in a word
-//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape)
+//   radix    books and rows of 3, 5 and 6 levels: a byte is a number of several digits (struct DigitShape); beside columns, whose pages
+//            have room for it, books of 3 and 6 levels are so in part, and the others of their codes are bits (loose)
 #pragma once
 #include <bit>
 #include <cmath>
@@ -92,6 +93,7 @@ struct alignas(128) TensorFormat {
   uint8_t rotate, midpoint, high_plain;  // high_plain: pair-mix, classes of 3 bits take no midpoint
   Coding coding;                         // fragments
   uint8_t swizzled;                      // radix with a table of levels: bytes are exchanged as swizzle() says
+  uint8_t loose;                         // radix: see DigitShape
   uint8_t mixed;                         // nibbles: some units hold several books, or bytes
   uint32_t dim, page_tokens, group, groups;  // groups of tokens in a page (columns)
   uint32_t blob;                             // of the head, in the page
@@ -166,7 +168,7 @@ KVQ_HD inline uint32_t plain_code(uint32_t width, uint32_t stored) {
                                             : stored + half;
 }
 // Where bit b of the stored code of (register, byte) lies in a unit of a width.
-KVQ_HD inline BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uint32_t b) {
+KVQ_HD constexpr BitPlace code_bit(uint32_t width, uint32_t reg, uint32_t byte, uint32_t b) {
   if (width == 1) return {0, 16 * (reg & 1) + 4 * byte + reg / 2};
   if (width == 2) return {reg / 4, 16 * (reg & 1) + 4 * byte + 2 * (reg >> 1 & 1) + b};
   if (width == 3 && reg >= 6) return {b, 16 * (reg - 6) + 4 * byte + 3};
@@ -218,27 +220,37 @@ KVQ_HD inline BitPlace field_place(uint32_t units, uint32_t width, uint32_t p, u
 // A byte holds the number x = d0 + d1 * L + ... of n digits.  Word 4 * k + q has the digits d of y = n * k + d.  Of registers 4 * y + q
 // that are left, 64 channels have two numbers more, of n registers in a row; the others are singles, which bits hold.  Five levels: n = 3
 // in bits 1..7, and bit 0 of the words holds the last number, then singles.  So for 64 and for 128 channels; 256 are twice 128.
+// Loose: eight words of numbers, the rest are singles: of 3 levels two bits, four y in a word, of the last two y with two q in a word;
+// of 6 levels units of nibbles.
 struct DigitShape {
   uint32_t levels, digits;
   bool half;       // of 64 channels
+  bool loose;      // of 128
   uint32_t words;  // of 128 channels; of 64 half as many, of which the last may be half a word
   KVQ_HD constexpr uint32_t whole_words() const { return half ? words / 2 : words; }
-  KVQ_HD constexpr uint32_t blocks() const { return (half ? 8 : 15) / digits; }  // k
+  KVQ_HD constexpr uint32_t blocks() const { return loose ? 2 : (half ? 8 : 15) / digits; }  // k
   KVQ_HD constexpr uint32_t numbers() const { return 4 * blocks() + (half ? 2 : 0); }
   KVQ_HD constexpr uint32_t first_left() const { return 4 * blocks() * digits; }
-  KVQ_HD constexpr uint32_t first_single() const { return half ? 30 : 60; }
+  KVQ_HD constexpr uint32_t first_single() const { return loose ? first_left() : half ? 30 : 60; }
   // The register of digit d of number i.
   KVQ_HD constexpr uint32_t digit_register(uint32_t i, uint32_t d) const {
     return i < 4 * blocks() ? 4 * (i / 4 * digits + d) + i % 4 : first_left() + (i - 4 * blocks()) * digits + d;
   }
 };
-KVQ_HD constexpr DigitShape digits_of(uint32_t levels, bool half) {
-  return levels == 3 ? DigitShape{3, 5, half, 13} : levels == 5 ? DigitShape{5, 3, half, 19}
-                                                                : DigitShape{6, 3, half, 22};
+KVQ_HD constexpr DigitShape digits_of(uint32_t levels, bool half, bool loose = false) {
+  return levels == 3   ? DigitShape{3, 5, half, loose, loose ? 14u : 13u}
+         : levels == 5 ? DigitShape{5, 3, half, false, 19}
+                       : DigitShape{6, 3, half, loose, loose ? 23u : 22u};
 }
+KVQ_HD inline DigitShape digits_of(const TensorFormat &f) { return digits_of(f.region[0].levels, f.dim == 64, f.loose); }
 // Where bit b of single s lies in four bytes.
 KVQ_HD constexpr BitPlace single_bit(DigitShape shape, uint32_t s, uint32_t byte, uint32_t b) {
-  const uint32_t whole = shape.whole_words(), i = 7 + 3 * s + b;
+  const uint32_t whole = shape.whole_words(), i = 7 + 3 * s + b, q = s % 4, y = s / 4;
+  if (shape.loose && shape.levels == 3) return y < 4 ? BitPlace{8 + q, 8 * byte + 2 * y + b} : BitPlace{12 + q / 2, 8 * byte + 4 * (q & 1) + 2 * (y - 4) + b};
+  if (shape.loose) {
+    const BitPlace at = code_bit(3, 2 * q + (y & 1), byte, b);
+    return {8 + 3 * (y / 2) + at.word, at.bit};
+  }
   if (shape.levels == 3) return {shape.numbers(), 8 * byte + 2 * s + b};
   if (shape.levels == 5) return i < whole ? BitPlace{i, 8 * byte} : BitPlace{whole, 8 * byte + i - whole};
   return {shape.numbers() + s / 2, 8 * byte + 4 * (s & 1) + b};
@@ -252,6 +264,8 @@ struct QByte {
 KVQ_HD inline QByte swizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | (byte & 1), 2 * (q & 1) + byte / 2} : QByte{q, byte};
 }
+// Registers of y of which that is so.
+KVQ_HD inline bool swizzles(const TensorFormat &f, uint32_t y) { return f.swizzled && (!f.loose || 4 * (y % 16) < digits_of(f).first_single()); }
 KVQ_HD constexpr QByte unswizzle(bool swizzled, uint32_t q, uint32_t byte) {
   return swizzled ? QByte{(q & 2) | byte / 2, 2 * (byte & 1) + (q & 1)} : QByte{q, byte};
 }
@@ -270,7 +284,7 @@ KVQ_HD inline uint32_t tile_offset(const TensorFormat &f, uint32_t tile) {
 // Bytes of a tile's codes.
 KVQ_HD inline uint32_t code_bytes(const TensorFormat &f) {
   uint32_t words = 0;
-  if (f.coding == Coding::radix) return f.dim * digits_of(f.region[0].levels, false).words;
+  if (f.coding == Coding::radix) return f.dim * digits_of(f).words;
   for (uint32_t u = 0; u < f.dim / 16; u++) words += f.width[u];
   return words * 128;
 }

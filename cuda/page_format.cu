@@ -331,6 +331,7 @@ void CudaPageFormat::lay_out_units(TensorFormat *f, Code code) {
   if (f->family != Family::rows_book) return;
   const Book &book = find_book(levels);
   f->swizzled = radix && levels != 3;
+  f->loose = radix && levels != 5 && path.keys == Code::planes && f->dim != 64;
   f->book_scale = levels == 3 ? book.scale * float(book.level[2]) : book.scale;
   for (uint32_t i = 0; i < 8; i++)
     f->table[i / 4] |= uint32_t(book.level[levels == 16 ? 8 + i : i % book.level.size()] & 0xff) << 8 * (i % 4);

@@ -262,10 +262,27 @@ __device__ uint32_t radix_codes(const TensorFormat &f, const Codes &codes, uint3
   return __byte_perm(at(q & 2), at((q & 2) | 1), q & 1 ? 0x7531 : 0x6420);
 }
 
+// Word `word` of those of a loose shape that have no numbers (single_bit): codes(y, q).
+template <uint32_t kLevels, class At>
+__device__ uint32_t loose_word(uint32_t word, const At &codes) {
+  if constexpr (kLevels == 3) {
+    if (word < 4) return codes(10, word) | codes(11, word) << 2 | codes(12, word) << 4 | codes(13, word) << 6;
+    const uint32_t q = 2 * (word - 4);
+    return codes(14, q) | codes(15, q) << 2 | codes(14, q + 1) << 4 | codes(15, q + 1) << 6;
+  } else {
+    const uint32_t y = 6 + word / 3 * 2, i = word % 3;
+    const auto pair = [&](uint32_t q) {
+      const uint32_t even = codes(y, q), odd = codes(y + 1, q);
+      return __byte_perm(even | even >> 4, odd | odd >> 4, 0x6420);
+    };
+    return pair(i) | (pair(3) << (3 - i) & 0x88888888u);
+  }
+}
+
 // Word `word` of a lane.  Digits of four codes at once: a number of several is below 256, so bytes do not meet.
-template <uint32_t kLevels, bool kHalf, class Codes>
+template <uint32_t kLevels, bool kHalf, bool kLoose, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
-  constexpr DigitShape kShape = digits_of(kLevels, kHalf);
+  constexpr DigitShape kShape = digits_of(kLevels, kHalf, kLoose);
   constexpr uint32_t kWhole = kShape.whole_words(), kNumbers = kShape.numbers() - (kLevels == 5), kSingles = kHalf ? 2 : 4;  // kNumbers: in words of their own
   const uint32_t part = kHalf ? 0 : word / kWhole;  // of 128 channels
   word -= part * kWhole, words += part * 32 * kWhole;
@@ -278,7 +295,9 @@ __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t 
   };
   uint32_t out = word < kNumbers ? numbers(word) : 0;
   if (kLevels == 5 && word < 7) out |= numbers(kNumbers) >> (word + 1) & 0x01010101u;
-  if (kLevels == 5 ? word >= 7 : word >= kNumbers)
+  if constexpr (kLoose) {
+    if (word >= kNumbers) out = loose_word<kLevels>(word - kNumbers, [&](uint32_t y, uint32_t q) { return codes(8 * part + y / 2, 2 * q + (y & 1)); });
+  } else if (kLevels == 5 ? word >= 7 : word >= kNumbers)
 #pragma unroll
     for (uint32_t s = 0; s < kSingles; s++)
 #pragma unroll
@@ -294,7 +313,9 @@ __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t 
 
 template <uint32_t kLevels, class Codes>
 __device__ void place_radix(const TensorFormat &f, const Codes &codes, uint32_t word, uint32_t *words) {
-  return f.dim == 64 ? place_radix<kLevels, true>(f, codes, word, words) : place_radix<kLevels, false>(f, codes, word, words);
+  if constexpr (kLevels != 5)
+    if (f.loose) return place_radix<kLevels, false, true>(f, codes, word, words);
+  return f.dim == 64 ? place_radix<kLevels, true, false>(f, codes, word, words) : place_radix<kLevels, false, false>(f, codes, word, words);
 }
 
 // Parts of a tile: units, or pairs of them, or words.

@@ -185,10 +185,12 @@ __device__ void unpack_digits(const Unpacked<P> &to, const uint8_t *codes) {
   const uint32_t lane = threadIdx.x % 32, levels = f.region[0].levels;
   if constexpr (P == 2) {
     static_assert(kWarps == 4 * P);
-    if (levels == 3) Digits<3, false, false>::for_pairs<8>(codes, lane, table, to);
+    if (levels == 3 && f.loose) Digits<3, false, false, false, true>::for_pairs<8>(codes, lane, table, to);
+    if (levels == 3 && !f.loose) Digits<3, false, false>::for_pairs<8>(codes, lane, table, to);
     if (levels == 5 && f.swizzled) Digits<5, true, false>::for_pairs<8>(codes, lane, table, to);
     if (levels == 5 && !f.swizzled) Digits<5, false, false>::for_pairs<8>(codes, lane, table, to);
-    if (levels == 6 && f.swizzled) Digits<6, true, false>::for_pairs<8>(codes, lane, table, to);
+    if (levels == 6 && f.loose) Digits<6, true, false, false, true>::for_pairs<8>(codes, lane, table, to);
+    if (levels == 6 && f.swizzled && !f.loose) Digits<6, true, false>::for_pairs<8>(codes, lane, table, to);
     if (levels == 6 && !f.swizzled) Digits<6, false, false>::for_pairs<8>(codes, lane, table, to);
   }
 }
