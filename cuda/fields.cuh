@@ -192,18 +192,20 @@ struct FieldKeys {
     if (form.lanes) add_upper<H>(me, codes + U * 256, acc);
   }
   template <int H>
-  __device__ __forceinline__ void half_logits(const int (&acc)[N][2][4], float (&s)[N][8]) const {
+  __device__ __forceinline__ void half_logits(const int (&acc)[N][2][4], const float (&from)[N], float (&s)[N][8]) const {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+      const float base = form.rows ? 0.0f : zero[n] - from[n];
 #pragma unroll
       for (int x = 0; x < 4; x++) {
         const int *c = &acc[n][x / 2][2 * (x & 1)];
-        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), form.rows ? 0.0f : zero[n]);
+        s[n][4 * H + x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * x)), base);
       }
+    }
   }
   // Columns with one plane of crumbs, without a branch: in groups of half a tile, or with upper bits.
   template <bool kHalves>
-  __device__ __forceinline__ void quick_logits(const Lane &me, const uint8_t *codes, float (&s)[N][8]) {
+  __device__ __forceinline__ void quick_logits(const Lane &me, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) {
     uint4 w[U / 2];
 #pragma unroll
     for (int p = 0; p < U / 2; p++) w[p] = *reinterpret_cast<const uint4 *>(codes + p * 512 + me.lane * 16);
@@ -211,35 +213,35 @@ struct FieldKeys {
 #pragma unroll
     for (int p = 0; p < U / 2; p++) add_pair(p, w[p].x, w[p].z, 0x03030303u, first);
     if (!kHalves) add_upper<0>(me, codes + U * 256, first);
-    half_logits<0>(first, s);
+    half_logits<0>(first, from, s);
     if (kHalves) fold_group(me, params + 64 * U);
 #pragma unroll
     for (int p = 0; p < U / 2; p++) add_pair(p, w[p].y, w[p].w, 0x03030303u, second);
     if (!kHalves) add_upper<1>(me, codes + U * 256, second);
-    half_logits<1>(second, s);
+    half_logits<1>(second, from, s);
   }
   template <class>
-  __device__ __forceinline__ void logits(const Lane &me, const Rows &rows_of, const uint8_t *codes, float (&s)[N][8]) {
+  __device__ __forceinline__ void logits(const Lane &me, const Rows &rows_of, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) {
     if (rows_of.bit == 0 && rows_of.crumbs == 1 && !form.rows && (form.halves || form.lanes)) {
       if (form.halves)
-        quick_logits<true>(me, codes, s);
+        quick_logits<true>(me, codes, from, s);
       else
-        quick_logits<false>(me, codes, s);
+        quick_logits<false>(me, codes, from, s);
       return;
     }
     int first[N][2][4] = {}, second[N][2][4] = {};
     add_half<0>(me, rows_of, codes, first);
-    half_logits<0>(first, s);
+    half_logits<0>(first, from, s);
     if (form.halves) fold_group(me, params + 64 * U);
     add_half<1>(me, rows_of, codes, second);
-    half_logits<1>(second, s);
+    half_logits<1>(second, from, s);
     if (!form.rows) return;
     float h[8], z[8];
     load_scales(codes + rows_of.params, me.r, 2, h), load_scales(codes + rows_of.params + 2 * kTile, me.r, 2, z);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = fmaf(s[n][x], h[x], fmaf(z[x], zero[n], center[n]));
+      for (int x = 0; x < 8; x++) s[n][x] = fmaf(s[n][x], h[x], fmaf(z[x], zero[n], center[n] - from[n]));
   }
 };
 
@@ -290,8 +292,8 @@ struct StateFor<HalfFields, U, N> {
 template <class Code, int U, int N>
 struct FieldValues : KeptProbabilities<U, N> {
   using KeptProbabilities<U, N>::p, KeptProbabilities<U, N>::hidden;
-  static constexpr float kMostWeight = 65528.0f, kInteger = 8388608.0f;  // kInteger: what is added to it becomes the bits of an integer
-  enum class Part { all, whole, fraction };                              // of weights: rounded; rounded down, and what that leaves
+  static constexpr float kInteger = 8388608.0f;  // what is added to it becomes the bits of an integer
+  enum class Part { all, whole, fraction };      // of weights: rounded; rounded down, and what that leaves
   using Rows = typename Code::Rows;
   const Rows &rows;
   const uint8_t *codes;
@@ -335,14 +337,14 @@ struct FieldValues : KeptProbabilities<U, N> {
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         if constexpr (kPart == Part::all) {
-          v[x] = round_weight(q[n][x], s[x], x);
+          v[x] = __float_as_uint(__fadd_rz(fmaf(q[n][x], s[x], rounding(x)), kInteger));  // scales may be too large for round_weight
         } else {
-          const float whole = floorf(q[n][x] * s[x]);
-          v[x] = __float_as_uint((kPart == Part::whole ? whole : fmaxf(fmaf(q[n][x], s[x], -whole), 0.0f) * kMostWeight) + kInteger);
+          const float whole = floorf(q[n][x] * s[x]), rest = fmaxf(fmaf(q[n][x], s[x], -whole), 0.0f);
+          v[x] = __float_as_uint((kPart == Part::whole ? whole : rest * kMostWeight) + kInteger);
         }
         if constexpr (kPart != Part::fraction) zeros.zero[n][g] = fmaf(p[n][x], z[x], zeros.zero[n][g]);
       }
-      trade_weights(me, v, b[n]);
+      trade_weights<0>(v, b[n]);
     }
   }
   __device__ __forceinline__ void add_words(const uint32_t (&w)[4], uint32_t field, const uint32_t (&b)[N][4], int (&acc)[N][2][4]) const {

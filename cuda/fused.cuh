@@ -164,7 +164,7 @@ struct RowKeys {
     }
   }
   template <class Code>
-  __device__ __forceinline__ void logits(const Lane &me, const RowClass &rows, const uint8_t *codes, float (&s)[N][8]) const {
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &rows, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) const {
     KeySums<Code, U, N> sums{b};
     Code::template for_pairs<U>(codes, me.lane, rows.table, sums);
     float h[8], z[8];
@@ -174,15 +174,15 @@ struct RowKeys {
       load_scales(codes + Code::bytes(U), me.r, rows.param_bytes, h);
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      const float factor = Code::kAffine ? unit[n] : unit[n] * rows.scale, less = total[n] * rows.scale;
+      const float factor = Code::kAffine ? unit[n] : unit[n] * rows.scale, less = total[n] * rows.scale, base = center[n] - from[n];
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         if constexpr (Code::kAffine)
-          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], fmaf(z[x], total[n], center[n]));
+          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], fmaf(z[x], total[n], base));
         else if constexpr (Code::kFromOne)
-          s[n][x] = fmaf(fmaf(sums.sum(n, x), factor, -less), h[x], center[n]);
+          s[n][x] = fmaf(fmaf(sums.sum(n, x), factor, -less), h[x], base);
         else
-          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], center[n]);
+          s[n][x] = fmaf(sums.sum(n, x), factor * h[x], base);
       }
     }
   }
@@ -193,16 +193,18 @@ struct RowKeys {
 // group alike.  Two bits of a register's codes stay where they lie: in register x they count 4^(x % 4) times, which the logit undoes.
 struct Planes : CodeTraits {};
 
-// Logits of sums of codes that lie so.
+// Logits, relative to `from`, of sums of codes that lie so.
 template <int N>
-__device__ __forceinline__ void column_logits(const int (&acc)[N][4][4], const float (&unit)[N], const float (&zero)[N], float (&s)[N][8]) {
+__device__ __forceinline__ void column_logits(const int (&acc)[N][4][4], const float (&unit)[N], const float (&zero)[N], const float (&from)[N], float (&s)[N][8]) {
 #pragma unroll
-  for (int n = 0; n < N; n++)
+  for (int n = 0; n < N; n++) {
+    const float base = zero[n] - from[n];
 #pragma unroll
     for (int x = 0; x < 8; x++) {
       const int *c = &acc[n][x / 2][2 * (x & 1)];
-      s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), zero[n]);
+      s[n][x] = fmaf(fmaf(float(c[0]), 256.0f, float(c[1])), unit[n] * (1.0f / float(1 << 2 * (x % 4))), base);
     }
+  }
 }
 
 template <int U, int N>
@@ -352,7 +354,7 @@ struct ColumnKeys {
       for (int i = 0; i < 16; i++) acc[n][i / 4][i % 4] *= 4;
   }
   template <class>
-  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) const {
     int acc[N][4][4] = {};
     if (halves) {
       add_plane(me, half_units(1), codes, acc);
@@ -366,7 +368,7 @@ struct ColumnKeys {
         times_four(acc);
       }
     }
-    column_logits(acc, unit, zero, s);
+    column_logits(acc, unit, zero, from, s);
   }
 };
 
@@ -447,37 +449,44 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// Weights as integers, of which each of a pair's lanes takes one byte, to columns of B.
-__device__ __forceinline__ void trade_weights(const Lane &me, const uint32_t (&v)[8], uint32_t (&b)[4]) {
+// Weights as integers in bytes B and B + 1, of which each of a pair's lanes takes one byte, to columns of B: the matrix of tokens r and
+// (row, byte) is transposed.
+template <int B>
+__device__ __forceinline__ void trade_weights(const uint32_t (&v)[8], uint32_t (&b)[4]) {
+  uint32_t columns[4];
 #pragma unroll
-  for (int s = 0; s < 8; s += 4) {
-    const uint32_t high = gather_bytes(v[s], v[s + 1], v[s + 2], v[s + 3], 0x51u), low = gather_bytes(v[s], v[s + 1], v[s + 2], v[s + 3], 0x40u);
-    // A lane gives its high bytes to one of two readers and its low bytes to the other: even r high first, odd r low first.
-    const uint32_t first = __shfl_sync(~0u, me.r & 1 ? low : high, (2 * me.t + me.low) * 4 + me.row);
-    const uint32_t second = __shfl_sync(~0u, me.r & 1 ? high : low, (2 * me.t + 1 - me.low) * 4 + me.row);
-    b[s / 2] = me.low ? second : first;
-    b[s / 2 + 1] = me.low ? first : second;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t bytes = permute(v[2 * i], v[2 * i + 1], 0x4051u + 0x1111u * B);  // high ones, then low ones
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns[i]) : "r"(bytes));
   }
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) b[i] = permute(columns[i], columns[i + 1], 0x5410u), b[i + 1] = permute(columns[i], columns[i + 1], 0x7632u);
 }
 
-// A weight, in units, as an integer in the lower bits.  Weights that are alike are not rounded alike (by x, a lane's tokens): beside one
-// that is thousands of times as large, 63 roundings of small ones would add up to more than 16 bits allow.
-__device__ __forceinline__ uint32_t round_weight(float w, float units, int x) {
-  return __float_as_uint(__fadd_rz(fmaf(w, units, (float(x) + 0.5f) / 8.0f), 8388608.0f));
+// Weights that are alike are not rounded alike (by x, a lane's tokens): beside one that is thousands of times as large, 63 roundings
+// of small ones would add up to more than 16 bits allow.
+constexpr float kMostWeight = 65528.0f;
+__device__ __forceinline__ constexpr float rounding(int x) { return (float(x) + 0.5f) / 8.0f; }
+
+// A weight as an integer in bytes 1 and 2: in units of `units` * 2^141 it is a float whose bits are that integer and eight binary places,
+// since below 2^-125 all floats are as far from one another.  The weight is not above 2, so that `units` has all its bits.
+constexpr float kLeast = 0x1p-141f;
+__device__ __forceinline__ uint32_t round_weight(float w, float units, int x) { return __float_as_uint(fmaf(w, units, rounding(x) * kLeast)); }
+
+// The largest of a row's weights, none of which is negative: the order of floats is that of their bits.
+__device__ __forceinline__ float largest_weight(const float (&w)[8]) {
+  const auto of = [](float a, float b, float c) { return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c))); };
+  return lanes_max(of(of(w[0], w[1], w[2]), of(w[3], w[4], w[5]), of(w[6], w[7], 1e-30f)));
 }
 
 // Probabilities of a tile as columns of B; returns the value of one unit.
-__device__ __forceinline__ float spread_weights(const Lane &me, const float (&w)[8], uint32_t (&b)[4]) {
-  float top = 1e-30f;
-#pragma unroll
-  for (int x = 0; x < 8; x++) top = fmaxf(top, w[x]);
-  top = lanes_max(top);
-  const float inverse = 65528.0f * reciprocal(top);
+__device__ __forceinline__ float spread_weights(const float (&w)[8], uint32_t (&b)[4]) {
+  const float top = largest_weight(w), units = kMostWeight * kLeast * reciprocal(top);
   uint32_t v[8];
 #pragma unroll
-  for (int x = 0; x < 8; x++) v[x] = round_weight(w[x], inverse, x);
-  trade_weights(me, v, b);
-  return top * (1.0f / 65528.0f);
+  for (int x = 0; x < 8; x++) v[x] = round_weight(w[x], units, x);
+  trade_weights<1>(v, b);
+  return top * (1.0f / kMostWeight);
 }
 
 // Which tokens of a tile exist, and their positions: from a list, or one after the other.
@@ -503,7 +512,7 @@ struct KeptProbabilities {
   float p[N][8];
   uint32_t hidden = 0;  // tokens that do not exist: nothing was written there
   __device__ __forceinline__ void hide(int x) { hidden |= 1u << x; }
-  __device__ __forceinline__ void weigh(const Lane &, int n, const float (&probability)[8], Soft<U> &) {
+  __device__ __forceinline__ void weigh(int n, const float (&probability)[8], Soft<U> &) {
 #pragma unroll
     for (int x = 0; x < 8; x++) p[n][x] = probability[x];
   }
@@ -522,10 +531,10 @@ struct TileValues {
     if constexpr (Code::kAffine) load_scales(params + 2 * kTile, me.r, 2, z);
   }
   __device__ __forceinline__ void hide(int x) { h[x] = 0, z[x] = 0; }  // nothing was written there
-  __device__ __forceinline__ void weigh(const Lane &me, int n, const float (&p)[8], Soft<U> &soft) {
+  __device__ __forceinline__ void weigh(int n, const float (&p)[8], Soft<U> &soft) {
     float w[8];
     cuda::weigh<Code>(rows, h, z, p, w, soft);
-    units[n] = spread_weights(me, w, b[n]);
+    units[n] = spread_weights(w, b[n]);
   }
   __device__ __forceinline__ void finish(const Lane &me, NoState &, Soft<U> (&soft)[N]) { add_values<Code>(me, rows, codes, b, units, soft); }
 };
@@ -535,15 +544,17 @@ template <class KeyCode, class ValueCode, class Keys, class State, int U, int N>
 __device__ __forceinline__ void run_tile(const Lane &me, Keys &keys, const typename KeyCode::Rows &key, const typename ValueCode::Rows &value,
                                          const uint8_t *key_codes, const uint8_t *value_codes, float softcap, bool masked, const Mask &mask,
                                          const Visible (&sees)[N], State &state, Soft<U> (&soft)[N]) {
-  float s[N][8];
-  keys.template logits<KeyCode>(me, key, key_codes, s);
+  float s[N][8], from[N];
+#pragma unroll
+  for (int n = 0; n < N; n++) from[n] = soft[n].m;
+  keys.template logits<KeyCode>(me, key, key_codes, from, s);
   TileValues<ValueCode, U, N> values(me, value, value_codes);
   if (masked) {
     if (softcap > 0) {
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x], softcap);
+        for (int x = 0; x < 8; x++) s[n][x] = cap_logit(s[n][x] + from[n], softcap) - from[n];
     }
 #pragma unroll
     for (int x = 0; x < 8; x++) {
@@ -558,12 +569,10 @@ __device__ __forceinline__ void run_tile(const Lane &me, Keys &keys, const typen
   }
 #pragma unroll
   for (int n = 0; n < N; n++) {
-    const float top = fmaxf(fmaxf(fmaxf(s[n][0], s[n][1]), fmaxf(s[n][2], s[n][3])), fmaxf(fmaxf(s[n][4], s[n][5]), fmaxf(s[n][6], s[n][7])));
-    if (__any_sync(~0u, top > soft[n].m + 4.0f)) state.scale(n, move_reference(soft[n], lanes_max(top)));
-    float p[8];
-#pragma unroll
-    for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[n][x] - soft[n].m), soft[n].l += p[x];
-    values.weigh(me, n, p, soft[n]);
+    float p[8], sum = exponentials(s[n], p);
+    if (__any_sync(~0u, soft[n].l + sum > kMostSum)) state.scale(n, lift_reference(soft[n], s[n], p, &sum));
+    soft[n].l += sum;
+    values.weigh(n, p, soft[n]);
   }
   values.finish(me, state, soft);
 }

@@ -326,6 +326,8 @@ __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const 
   Keys keys;
   typename StateFor<typename First::Value, U, N>::Type state;
   keys.begin_item(me, *classes.formats, s.slot, s.center, columns);
+#pragma unroll
+  for (int n = 0; n < N; n++) begin_packed(soft[n]);
 #pragma unroll 1
   while (walk.now < walk.count) {
     const uint32_t tag = uniform(walk.tags & 3);
@@ -337,6 +339,8 @@ __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const 
     walk.next_page();
   }
   state.finish(classes.first.value, soft);
+#pragma unroll
+  for (int n = 0; n < N; n++) end_packed(soft[n]);
 }
 
 // ---- the block

@@ -158,11 +158,11 @@ struct GroupKeys {
     });
   }
   template <class>
-  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) const {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int x = 0; x < 8; x++) s[n][x] = center[n];
+      for (int x = 0; x < 8; x++) s[n][x] = center[n] - from[n];
     const uint8_t *scales = codes + params;
     const uint32_t *b = shared + me.lane;
     add_width<1>(me, codes, scales, b, s);
@@ -221,7 +221,7 @@ struct TileValues<GroupValues, U, N> : KeptProbabilities<U, N> {
       float w[8];
 #pragma unroll
       for (int x = 0; x < 8; x++) w[x] = hidden >> x & 1u ? 0 : p[n][x] * h[x];
-      units[n] = spread_weights(me, w, b[n]) * scale;
+      units[n] = spread_weights(w, b[n]) * scale;
     }
   }
   __device__ static __forceinline__ float book_scale(uint32_t width) {

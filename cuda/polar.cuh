@@ -110,10 +110,10 @@ struct PolarKeys {
     (two.template operator()<P>(), ...);
   }
   template <class>
-  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, float (&s)[N][8]) const {
+  __device__ __forceinline__ void logits(const Lane &me, const RowClass &, const uint8_t *codes, const float (&from)[N], float (&s)[N][8]) const {
     int acc[N][4][4] = {};
     add_all(me, codes, acc, std::make_integer_sequence<int, U / 4>());
-    column_logits(acc, unit, zero, s);
+    column_logits(acc, unit, zero, from, s);
   }
 };
 

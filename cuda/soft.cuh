@@ -35,14 +35,63 @@ __device__ __forceinline__ float lanes_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 16);
 }
 
-// Returns what sums that a row has elsewhere are to be multiplied by.
+// ---- while packed pages are read
+//
+// Logits are made relative to m at once, and m stays where the first tile has put it: sums are floats, whose precision does not depend
+// on it, so it moves only when they are large.  It lies 2^kBelow above the largest, so that weights are small (round_weight).  A row that
+// has seen nothing has a reference of 0, and an infinite l says so.
+
+constexpr float kBelow = 40, kMostSum = 0x1p-20f;
+
 template <int U>
-__device__ __forceinline__ float move_reference(Soft<U> &soft, float top) {
-  const float m = fmaxf(soft.m, top), scale = exp2_fast(soft.m - m);
+__device__ __forceinline__ void move_to(Soft<U> &soft, float m, float scale) {
   soft.m = m, soft.l *= scale, soft.zero *= scale;
 #pragma unroll
   for (int i = 0; i < 2 * U; i++) soft.o[i] *= scale;
+}
+template <int U>
+__device__ __forceinline__ void begin_packed(Soft<U> &soft) {
+  if (soft.m == kUnseen)
+    soft.m = 0, soft.l = INFINITY;
+  else
+    move_to(soft, soft.m + kBelow, exp2_fast(-kBelow));
+}
+template <int U>
+__device__ __forceinline__ void end_packed(Soft<U> &soft) {
+  if (soft.l == INFINITY) soft.m = kUnseen, soft.l = 0;
+}
+
+// Probabilities of eight logits; returns their sum.
+__device__ __forceinline__ float exponentials(const float (&s)[8], float (&p)[8]) {
+#pragma unroll
+  for (int x = 0; x < 8; x++) p[x] = exp2_fast(s[x]);
+  return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
+}
+
+// Moves a row's reference to what it has seen, with these logits, and their probabilities along.  Returns what sums that the row has
+// elsewhere are to be multiplied by.
+template <int U>
+__device__ __forceinline__ float lift_reference(Soft<U> &soft, float (&s)[8], float (&p)[8], float *sum) {
+  const bool first = soft.l == INFINITY;
+  float top = first ? -INFINITY : fmaxf(__log2f(soft.l), -kBelow);
+#pragma unroll
+  for (int x = 0; x < 8; x++) top = fmaxf(top, s[x]);
+  top = lanes_max(top);
+  if (top == -INFINITY) return 1;  // all is hidden
+  if (first) soft.l = 0;
+  const float by = top + kBelow, scale = first ? 0.0f : exp2_fast(-by);  // all sums of the first are 0
+  move_to(soft, soft.m + by, scale);
+#pragma unroll
+  for (int x = 0; x < 8; x++) s[x] -= by;
+  *sum = exponentials(s, p);
   return scale;
+}
+
+// ---- while raw pages are read
+template <int U>
+__device__ __forceinline__ void move_reference(Soft<U> &soft, float top) {
+  const float m = fmaxf(soft.m, top);
+  move_to(soft, m, exp2_fast(soft.m - m));
 }
 
 }  // namespace kvq::cuda
