@@ -63,6 +63,16 @@ __device__ inline void let_next_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+// Launches such a kernel.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_early(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads, size_t bytes, const Processors &processors, cudaStream_t stream,
+                         const Arguments &...arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{blocks, threads, bytes, stream, &early, processors.early ? 1u : 0u};
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 // The queries of an item.
 __device__ inline void prefetch_queries(const Item &item, const AttendArguments &a) {

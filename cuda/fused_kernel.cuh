@@ -439,11 +439,7 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
 
 template <int U, int N, class First, class Second>
 cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, const Processors &processors, cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  const cudaLaunchConfig_t config{launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, stream, &early, processors.early ? 1u : 0u};
-  return cudaLaunchKernelEx(&config, fused_kernel<U, N, First, Second>, a, launch.stage_bytes);
+  return launch_early(fused_kernel<U, N, First, Second>, launch.blocks, launch.shape.warps * 32, launch.shape.dynamic_bytes, processors, stream, a, launch.stage_bytes);
 }
 
 // The table's entry.

@@ -60,7 +60,8 @@ __device__ inline void place_upper(const Tile &tile) {
 // ---- fragments: a warp packs the parts of a tile, a lane its own words
 
 // A register of values is four tokens of one channel.  All of a page's, from rows of slots: blocks of four by four codes are turned.
-// Words are exchanged so that neither side meets the same bank twice.  The dimension is a power of two, of at most 4 * blockDim.x.
+// Words are exchanged so that neither side meets the same bank twice: those of a lane and its next three, of a register and the next
+// but one, lie in a row.  The dimension is a power of two, of at most 4 * blockDim.x.
 __device__ inline uint32_t turned_word(uint32_t unit, uint32_t reg, uint32_t lane) {
   return (unit * 8 + reg) * 32 + (lane ^ ((2 * unit + (reg & 1)) & 3) * 4);
 }
@@ -68,20 +69,22 @@ __device__ inline void turn_values(const Tile &tile, uint32_t *turned) {
   const uint32_t dim = tile.f.dim, shift = 31 - __clz(dim / 4);  // 2^shift blocks of four channels
   const uint32_t block = threadIdx.x & ((1u << shift) - 1), unit = block / 4, odd = block / 2 & 1;
   const uint8_t *from = tile.codes + 4 * block;
+  uint32_t place[4];  // of a block's four channels
+#pragma unroll
+  for (uint32_t c = 0; c < 4; c++) place[c] = turned_word(unit, odd, 16 * (block & 1) + 4 * c);
   for (uint32_t four = threadIdx.x >> shift; four < tile.f.page_tokens / 4; four += blockDim.x >> shift) {
     const uint32_t t = four % 4, b = four / 4 % 2, s = four / 8 % 2, token = four / 16 * kTile;
+    const uint8_t *rows = from + (token + 32 * s + 2 * t + b) * tile.code_stride;
     uint32_t row[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-      row[j] = *reinterpret_cast<const uint32_t *>(from + (token + 32 * s + 8 * j + 2 * t + b) * tile.code_stride);
+    for (uint32_t j = 0; j < 4; j++) row[j] = *reinterpret_cast<const uint32_t *>(rows + 8 * j * tile.code_stride);
     const uint32_t low[2] = {__byte_perm(row[0], row[1], 0x5140), __byte_perm(row[2], row[3], 0x5140)};
     const uint32_t high[2] = {__byte_perm(row[0], row[1], 0x7362), __byte_perm(row[2], row[3], 0x7362)};
-    const uint32_t reg = 4 * s + 2 * b + odd, lane = 16 * (block & 1) + t;
-    uint32_t *to = turned + token * dim / 4;
-    to[turned_word(unit, reg, lane)] = __byte_perm(low[0], low[1], 0x5410);
-    to[turned_word(unit, reg, lane + 4)] = __byte_perm(low[0], low[1], 0x7632);
-    to[turned_word(unit, reg, lane + 8)] = __byte_perm(high[0], high[1], 0x5410);
-    to[turned_word(unit, reg, lane + 12)] = __byte_perm(high[0], high[1], 0x7632);
+    uint32_t *to = turned + token * dim / 4 + (4 * s + 2 * b) * 32 + t;
+    to[place[0]] = __byte_perm(low[0], low[1], 0x5410);
+    to[place[1]] = __byte_perm(low[0], low[1], 0x7632);
+    to[place[2]] = __byte_perm(high[0], high[1], 0x5410);
+    to[place[3]] = __byte_perm(high[0], high[1], 0x7632);
   }
 }
 

@@ -447,6 +447,7 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
     give_registers<40>();
     if (threadIdx.x / 32 > kUsers) return;
     const Images images(plan, P);
+    await_earlier();  // the images
     Bringer bringer{a, images, barriers, heads, ring_base, slots, threadIdx.x % 32, {}};
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) bringer.bring_item(plan, item_of(i), i % of.count);
   } else {
@@ -463,7 +464,8 @@ cudaError_t launch(const AttendArguments &a, uint32_t group, bool merge, const P
   const SharedShape shape = shared_shape(a.dim_k, a.dim_v, processors);
   const cudaError_t error = cudaFuncSetAttribute(prompt_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.bytes));
   if (error != cudaSuccess) return error;
-  prompt_kernel<P><<<processors.count, kThreads, shape.bytes, stream>>>(a, group, shape.slots);
+  if (const cudaError_t started = launch_early(prompt_kernel<P>, processors.count, kThreads, shape.bytes, processors, stream, a, group, shape.slots); started != cudaSuccess)
+    return started;
   if (merge) merge_kernel<<<processors.count * 4, kMergeThreads, 0, stream>>>(a, group);
   return cudaGetLastError();
 }

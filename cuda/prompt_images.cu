@@ -398,6 +398,7 @@ __global__ void __launch_bounds__(kThreads, kAtOnce) images_kernel(const __grid_
   const Plan plan = *a.plan;
   const HeadGroup heads(plan, a, group);
   const Images images(plan, P);
+  let_next_begin();
   for (uint32_t i = blockIdx.x; i < plan.tiles * heads.count * 2; i += gridDim.x) {
     const uint32_t tensor = i % 2, head = i / 2 % heads.count, index = i / 2 / heads.count;
     const SequenceEntry &sequence = find_sequence(plan, index);

@@ -236,7 +236,7 @@ typedef struct kvq_stats {
 /* What a recipe costs (section 8). */
 typedef struct kvq_account {
   uint32_t struct_size;
-  uint32_t page_tokens;     /* tokens of a packed page */
+  uint32_t page_tokens;     /* tokens of a packed page; a backend may hold several of these in one */
   uint64_t packed_tokens, sink_tokens, tail_tokens; /* how `tokens` divide (section 7) */
   uint64_t wire_bytes;      /* sinks and packed tokens, K and V, all heads and layers */
   uint64_t metadata_bytes;  /* masks, width lists, centres, token flags */

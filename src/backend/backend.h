@@ -131,6 +131,8 @@ class Backend {
   // Tokens of a raw page (all layers alike), and its bytes in a layer.
   virtual uint32_t raw_page_tokens() const = 0;
   virtual size_t raw_page_bytes(const LayerShape &shape) const = 0;
+  // Tokens of a packed page, a multiple of the recipe's.
+  virtual uint32_t page_tokens(uint32_t recipe) const { return recipe; }
   // Format of packed pages; takes the heads' formats.  Its bytes depend only on codecs, shapes and the multiset of table entries.
   virtual std::shared_ptr<const PageFormat> make_format(const LayerShape &shape, uint32_t page_tokens,
                                                         std::pmr::vector<HeadFormat> &&k, std::pmr::vector<HeadFormat> &&v) = 0;

@@ -94,7 +94,7 @@ int32_t kvq_codec_encode(const kvq_codec *codec, const kvq_tensor *x, uint64_t t
       return fail(KVQ_E_INVALID, "tokens=%llu is no multiple of the group, %u", (unsigned long long)tokens, group);
     KVQ_TRY(read_tensor(x, "x", tokens, 1, dim, capi::Use::input, &rows));
     KVQ_TRY(enter_tensor(rows, tokens, dim, &entered));
-    encode(format, entered.data(), dim, uint32_t(tokens), &block);
+    encode(format, {entered.data(), dim}, uint32_t(tokens), &block);
     Vector<uint8_t> bytes(wire_size(format, uint32_t(tokens)), &scratch);
     write_wire(format, block, bytes.data());
     return write_bytes(bytes.data(), bytes.size(), wire, cap, needed);

@@ -30,37 +30,37 @@ void arrange(HeadFormat *format) {
   format->token_params = 2 * (format->shape.dim / format->codec.group);
 }
 
-void encode_levels(const HeadFormat &format, uint32_t levels, const uint16_t *x, size_t token_stride, Block *block) {
+void encode_levels(const HeadFormat &format, uint32_t levels, const HalfRows &rows, Block *block) {
   const SlotClass &cls = format.classes[0];
   const uint32_t group = format.codec.group;
-  RowBlock rows(block->codes.get_allocator().resource(), format.shape.dim);
+  RowBlock lanes(block->codes.get_allocator().resource(), format.shape.dim);
   for (uint32_t t = 0; t < block->tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block->tokens - t);
-    rows.take(format, x + t * token_stride, token_stride, count);
-    rows.load(format, cls);
-    rotate_rows(format, cls, rows.y);
+    lanes.take(format, rows.from(t), count);
+    lanes.load(format, cls);
+    rotate_rows(format, cls, lanes.y);
     for (uint32_t first = 0; first < cls.count; first += group) {
       AffineParams params[kRowLanes];
-      encode_group(*format.loops, rows, first, group, levels, params);
+      encode_group(*format.loops, lanes, first, group, levels, params);
       for (uint32_t l = 0; l < count; l++) {
         uint16_t *stored = block->params.data() + size_t(t + l) * format.token_params + 2 * (first / group);
         stored[0] = params[l].s, stored[1] = params[l].z;
       }
     }
-    store_codes(format, cls, rows.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
+    store_codes(format, cls, lanes.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
   }
 }
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
-  encode_levels(format, format.codec.levels, x, token_stride, block);
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block) {
+  encode_levels(format, format.codec.levels, rows, block);
 }
 
 void decode(const HeadFormat &format, const Block &block, float *out) {
   const SlotClass &cls = format.classes[0];
   const size_t dim = format.shape.dim;
   const uint32_t group = format.codec.group;
-  RowBlock rows(block.codes.get_allocator().resource(), format.shape.dim);
-  RowLanes *y = rows.y;
+  RowBlock lanes(block.codes.get_allocator().resource(), format.shape.dim);
+  RowLanes *y = lanes.zeros();
   for (uint32_t t = 0; t < block.tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block.tokens - t);
     for (uint32_t l = 0; l < count; l++) {

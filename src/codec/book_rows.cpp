@@ -35,22 +35,22 @@ void encode_class(const HeadFormat &format, const SlotClass &cls, RowBlock &rows
     h[size_t(l) * format.token_params] = store_param(row_scale(rule, book.scale, n[l], sigma[l], s[l], p[l]), format.codec.params);
 }
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
-  RowBlock rows(block->codes.get_allocator().resource(), format.shape.dim);
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block) {
+  RowBlock lanes(block->codes.get_allocator().resource(), format.shape.dim);
   for (uint32_t t = 0; t < block->tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block->tokens - t);
-    rows.take(format, x + t * token_stride, token_stride, count);
+    lanes.take(format, rows.from(t), count);
     for (size_t c = 0; c < format.classes.size(); c++) {
-      encode_class(format, format.classes[c], rows, count, block->params.data() + size_t(t) * format.token_params + c);
-      store_codes(format, format.classes[c], rows.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
+      encode_class(format, format.classes[c], lanes, count, block->params.data() + size_t(t) * format.token_params + c);
+      store_codes(format, format.classes[c], lanes.codes, count, block->codes.data() + size_t(t) * format.shape.dim);
     }
   }
 }
 
 void decode(const HeadFormat &format, const Block &block, float *out) {
   const size_t dim = format.shape.dim;
-  RowBlock rows(block.codes.get_allocator().resource(), format.shape.dim);
-  RowLanes *y = rows.y;
+  RowBlock lanes(block.codes.get_allocator().resource(), format.shape.dim);
+  RowLanes *y = lanes.zeros();
   for (uint32_t t = 0; t < block.tokens; t += kRowLanes) {
     const uint32_t count = std::min(kRowLanes, block.tokens - t);
     for (size_t c = 0; c < format.classes.size(); c++) {

@@ -124,8 +124,15 @@ struct Block {
 // Parameters of `tokens` tokens in Block::params.
 size_t block_params(const HeadFormat &format, uint32_t tokens);
 
-// Encode entered rows (fp16, no NaN, no infinity, no -0): x[t * token_stride + channel].  Column codecs take whole groups.
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint32_t tokens, Block *block);
+// Entered rows (fp16, no NaN, no infinity, no -0): x[token * token_stride + channel * channel_stride], one of the strides 1.
+struct HalfRows {
+  const uint16_t *x;
+  size_t token_stride, channel_stride = 1;
+  HalfRows from(size_t token) const { return {x + token * token_stride, token_stride, channel_stride}; }
+};
+
+// Encode rows.  Column codecs take whole groups.
+void encode(const HeadFormat &format, const HalfRows &rows, uint32_t tokens, Block *block);
 // Decode to float32 [tokens][dim], by channel.  A trailing partial group is allowed (ragged blocks).
 void decode(const HeadFormat &format, const Block &block, float *out);
 

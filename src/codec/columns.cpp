@@ -26,13 +26,13 @@ void encode_group(const HeadFormat &format, const uint16_t *values, const Column
 
 }  // namespace
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block) {
   const ColumnCodec &codec = column_codec(format);
   const uint32_t dim = format.shape.dim, group = format.codec.group;
   std::pmr::vector<uint16_t> values(size_t(group) * dim, block->params.get_allocator());
   ColumnRule rules[kMaxDim];
   for (uint32_t first = 0, g = 0; first < block->tokens; first += group, g++) {
-    codec.load(format, x + first * token_stride, token_stride, values.data());
+    codec.load(format, rows.from(first), values.data());
     codec.rules(format, values.data(), rules, block->boosted.empty() ? nullptr : block->boosted.data() + size_t(g) * dim);
     encode_group(format, values.data(), rules, block->params.data() + size_t(g) * dim * 2,
                  block->codes.data() + size_t(first) * dim);
@@ -57,11 +57,18 @@ void decode(const HeadFormat &format, const Block &block, float *out) {
   }
 }
 
-void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values) {
+void load(const HeadFormat &format, const HalfRows &rows, uint16_t *values) {
   const uint32_t *channel = format.channel.data();
-  const uint32_t dim = format.shape.dim;
-  for (uint32_t t = 0; t < format.codec.group; t++, x += token_stride, values += dim)
-    for (uint32_t j = 0; j < dim; j++) values[j] = x[channel[j]];
+  const uint32_t dim = format.shape.dim, group = format.codec.group;
+  if (rows.token_stride == 1) return format.loops->transpose_halves(rows.x, rows.channel_stride, channel, dim, group, values, dim);
+  const bool in_order = std::is_sorted(channel, channel + dim);
+  for (uint32_t t = 0; t < group; t++, values += dim) {
+    const uint16_t *x = rows.from(t).x;
+    if (in_order)
+      std::copy_n(x, dim, values);
+    else
+      for (uint32_t j = 0; j < dim; j++) values[j] = x[channel[j]];
+  }
 }
 
 void class_rules(const HeadFormat &format, const uint16_t *, ColumnRule *rules, uint8_t *) {

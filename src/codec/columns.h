@@ -16,7 +16,7 @@ struct ColumnRule {
 
 struct ColumnCodec {
   // The fp16 values [G][dim] of the slots of one group of tokens.
-  void (*load)(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values);
+  void (*load)(const HeadFormat &format, const HalfRows &rows, uint16_t *values);
   // The rules of all slots for such a group.  Kitty also fills `boosted` [dim]; others get nullptr.
   void (*rules)(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted);
   // The channels of one token from the decoded values of its slots.
@@ -29,7 +29,7 @@ struct ColumnCodec {
 
 namespace columns {
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block);
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block);
 void decode(const HeadFormat &format, const Block &block, float *out);
 size_t wire_size(const HeadFormat &format, uint32_t tokens);
 void write(const HeadFormat &format, const Block &block, uint8_t *wire);
@@ -48,7 +48,7 @@ constexpr Descriptor record(std::string_view name, std::span<const TextKey *cons
 }
 
 // Pieces for most codecs: slots hold channels, and the rule is the class's (midpoint from the text).
-void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values);
+void load(const HeadFormat &format, const HalfRows &rows, uint16_t *values);
 void class_rules(const HeadFormat &format, const uint16_t *values, ColumnRule *rules, uint8_t *boosted);
 void store(const HeadFormat &format, const float *values, float *out);
 

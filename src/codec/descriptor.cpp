@@ -52,9 +52,9 @@ static void size_block(const HeadFormat &format, uint32_t tokens, Block *block) 
   block->boosted.resize(format.codec.kind == Kind::kitty ? params / 2 : 0);
 }
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint32_t tokens, Block *block) {
+void encode(const HeadFormat &format, const HalfRows &rows, uint32_t tokens, Block *block) {
   size_block(format, tokens, block);
-  descriptor(format.codec.kind).encode(format, x, token_stride, block);
+  descriptor(format.codec.kind).encode(format, rows, block);
 }
 
 void decode(const HeadFormat &format, const Block &block, float *out) {

@@ -43,8 +43,8 @@ struct Descriptor {
   // Fill channel, classes and token_params; codec, shape and table are set.
   void (*arrange)(HeadFormat *format) = nullptr;
 
-  // As in codec.h; `x` begins at the first token, `block` is sized, `wire` has the right size.
-  void (*encode)(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) = nullptr;
+  // As in codec.h; `rows` begin at the first token, `block` is sized, `wire` has the right size.
+  void (*encode)(const HeadFormat &format, const HalfRows &rows, Block *block) = nullptr;
   void (*decode)(const HeadFormat &format, const Block &block, float *out) = nullptr;
   size_t (*wire_size)(const HeadFormat &format, uint32_t tokens) = nullptr;
   void (*write)(const HeadFormat &format, const Block &block, uint8_t *wire) = nullptr;

@@ -1,6 +1,8 @@
 // polar (PolarQuant, section 2.4): a pair of channels as radius and angle, each an affine column.
 #include "util/polar.h"
 
+#include <algorithm>
+
 #include "codec/columns.h"
 #include "codec/keys.h"
 
@@ -13,14 +15,21 @@ void arrange(HeadFormat *format) {
   format->classes = {{format->codec.levels, 0, pairs, 0}, {format->codec.high, pairs, pairs, 1}};
 }
 
-void load(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint16_t *values) {
-  const uint32_t pairs = format.shape.dim / 2;
+void load(const HeadFormat &format, const HalfRows &rows, uint16_t *values) {
+  const uint32_t dim = format.shape.dim, pairs = dim / 2;
   uint32_t u[kMaxDim / 2], v[kMaxDim / 2];
   for (uint32_t p = 0; p < pairs; p++) {
     const Pair pair = pair_channels(format.shape, p);
     u[p] = pair.u, v[p] = pair.v;
   }
-  format.loops->polar_columns(x, token_stride, format.codec.group, u, v, pairs, values);
+  if (rows.channel_stride == 1) return format.loops->polar_columns(rows.x, rows.token_stride, format.codec.group, u, v, pairs, values);
+  constexpr uint32_t kTokens = 16;
+  uint16_t some[kTokens * kMaxDim];
+  for (uint32_t t = 0; t < format.codec.group; t += kTokens) {
+    const uint32_t n = std::min(kTokens, format.codec.group - t);
+    format.loops->transpose_halves(rows.from(t).x, rows.channel_stride, nullptr, dim, n, some, dim);
+    format.loops->polar_columns(some, dim, n, u, v, pairs, values + size_t(t) * dim);
+  }
 }
 
 void store(const HeadFormat &format, const float *values, float *out) {

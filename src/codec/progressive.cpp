@@ -35,9 +35,9 @@ static void shrink_from(uint32_t levels, const HeadFormat &format, Block *block)
     if (levels > step.levels && format.codec.levels <= step.levels) shrink(step, block);
 }
 
-static void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
-  if (is_raw(format)) return raw::encode(format, x, token_stride, block);
-  affine_rows::encode_levels(format, 256, x, token_stride, block);
+static void encode(const HeadFormat &format, const HalfRows &rows, Block *block) {
+  if (is_raw(format)) return raw::encode(format, rows, block);
+  affine_rows::encode_levels(format, 256, rows, block);
   shrink_from(256, format, block);
 }
 
@@ -60,7 +60,7 @@ static Status read(const HeadFormat &format, const uint8_t *wire, Block *block) 
 }  // namespace progressive
 
 void narrow(const HeadFormat &from, const Block &block, const HeadFormat &to, Block *out) {
-  if (progressive::is_raw(from)) return encode(to, block.params.data(), from.shape.dim, block.tokens, out);
+  if (progressive::is_raw(from)) return encode(to, {block.params.data(), from.shape.dim}, block.tokens, out);
   *out = block;
   progressive::shrink_from(from.codec.levels, to, out);
 }

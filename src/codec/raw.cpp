@@ -11,9 +11,11 @@ namespace raw {
 
 void arrange(HeadFormat *format) { arrange_plain(format, 0); }
 
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block) {
-  const size_t dim = format.shape.dim;
-  for (size_t t = 0; t < block->tokens; t++) std::copy_n(x + t * token_stride, dim, block->params.data() + t * dim);
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block) {
+  const uint32_t dim = format.shape.dim;
+  if (rows.channel_stride != 1)
+    return format.loops->transpose_halves(rows.x, rows.channel_stride, nullptr, dim, block->tokens, block->params.data(), dim);
+  for (size_t t = 0; t < block->tokens; t++) std::copy_n(rows.from(t).x, dim, block->params.data() + t * dim);
 }
 
 void decode(const HeadFormat &, const Block &block, float *out) {

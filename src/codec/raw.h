@@ -5,7 +5,7 @@
 namespace kvq::raw {
 
 void arrange(HeadFormat *format);
-void encode(const HeadFormat &format, const uint16_t *x, size_t token_stride, Block *block);
+void encode(const HeadFormat &format, const HalfRows &rows, Block *block);
 void decode(const HeadFormat &format, const Block &block, float *out);
 size_t wire_size(const HeadFormat &format, uint32_t tokens);
 void write(const HeadFormat &format, const Block &block, uint8_t *wire);

@@ -10,19 +10,27 @@
 namespace kvq {
 
 RowBlock::RowBlock(std::pmr::memory_resource *memory, uint32_t dim)
-    : memory_(memory), bytes_(size_t(dim) * (sizeof *y + sizeof *x + sizeof *codes)) {
+    : memory_(memory), dim_(dim), bytes_(size_t(dim) * (sizeof *y + sizeof *codes + kRowLanes * sizeof *own_)) {
   y = static_cast<RowLanes *>(memory->allocate(bytes_, 64));
-  x = reinterpret_cast<uint16_t(*)[kRowLanes]>(y + dim);
-  codes = reinterpret_cast<CodeLanes *>(x + dim);
-  std::memset(y, 0, bytes_);
+  own_ = reinterpret_cast<uint16_t *>(y + dim);
+  codes = reinterpret_cast<CodeLanes *>(own_ + size_t(dim) * kRowLanes);
+}
+
+RowLanes *RowBlock::zeros() {
+  std::memset(y, 0, dim_ * sizeof *y);
+  return y;
 }
 
 RowBlock::~RowBlock() { memory_->deallocate(y, bytes_, 64); }
 
-void RowBlock::take(const HeadFormat &format, const uint16_t *rows, size_t token_stride, uint32_t count) {
-  const uint32_t dim = format.shape.dim;
-  if (count < kRowLanes) std::memset(x, 0, dim * sizeof *x);
-  format.loops->transpose_halves(rows, token_stride, count, dim, x[0], kRowLanes);
+void RowBlock::take(const HeadFormat &format, const HalfRows &rows, uint32_t count) {
+  const bool in_lanes = rows.token_stride == 1;
+  x_ = in_lanes && count == kRowLanes ? rows.x : own_;
+  stride_ = x_ == own_ ? kRowLanes : rows.channel_stride;
+  if (x_ != own_) return;
+  if (count < kRowLanes) std::memset(own_, 0, dim_ * kRowLanes * sizeof *own_);
+  if (!in_lanes) return format.loops->transpose_halves(rows.x, rows.token_stride, nullptr, count, dim_, own_, kRowLanes);
+  for (size_t c = 0; c < dim_; c++) std::memcpy(own_ + c * kRowLanes, rows.x + c * rows.channel_stride, count * sizeof *own_);
 }
 
 void store_rows(const HeadFormat &format, const SlotClass &cls, const RowLanes *y, uint32_t count, float *out) {

@@ -14,19 +14,25 @@ class RowBlock {
   RowBlock(const RowBlock &) = delete;
   RowBlock &operator=(const RowBlock &) = delete;
 
-  // Take over `count` rows; the other lanes are 0.
-  void take(const HeadFormat &format, const uint16_t *x, size_t token_stride, uint32_t count);
+  // Take over `count` rows, which may stay where they are; the other lanes are 0.
+  void take(const HeadFormat &format, const HalfRows &rows, uint32_t count);
   // y = x - mu of the channels of a class.
   void load(const HeadFormat &format, const SlotClass &cls) {
-    format.loops->load_lanes(x, format.channel.data() + cls.first, cls.count, format.mu.empty() ? nullptr : format.mu.data(), y);
+    format.loops->load_lanes(x_, stride_, format.channel.data() + cls.first, cls.count, format.mu.empty() ? nullptr : format.mu.data(), y);
   }
 
-  RowLanes *y;       // [dim], 0 at first
+  // For lanes that are not all written: numbers to work on.
+  RowLanes *zeros();
+
+  RowLanes *y;       // [dim]
   CodeLanes *codes;  // [dim]
-  uint16_t (*x)[kRowLanes];  // [dim], by channel
 
  private:
+  uint16_t *own_;      // [dim][kRowLanes], by channel
+  const uint16_t *x_;  // of channel c from x_[c * stride_] on
+  size_t stride_;
   std::pmr::memory_resource *memory_;
+  uint32_t dim_;
   size_t bytes_;
 };
 

@@ -112,18 +112,19 @@ bool any_shows(const Run &run, const RowWeights &weights, float tokens, const Sh
   return any;
 }
 
-// The probabilities of a tile as weights: token scalars, the largest of which is given, go into them, zeros into one number per row.
+// The probabilities of a tile as weights: token scalars, the largest of which is given, go into them, zeros into one number per row, and
+// the sum of what rounding left times the middle code, so that only what is not alike in all tokens remains.
 void weigh_segment(const Run &run, const Region &region, float slots, const Tile &tile, const float *most) {
   Slice &slice = run.slice;
   RowWeights &weights = *slice.weights;
   const uint32_t tokens = tile.end - tile.from;
+  const float middle = middle_of(run, region);
   float bounds[kRows];
   for (uint32_t r = 0; r < run.rows; r += 4) set_four(bounds + r, slice.deferred ? four_of(most + r) : four_of(most + r) * four_of(slice.largest + r));
   Quantize quantize = probabilities_of(run, 0, run.rows, bounds, tile.from, tile.end);
   quantize.s = slice.scale + tile.from;
   if (!region.table) quantize.zero = slice.zero + tile.from;
   if (slice.has_doubt && quantize.zero) {
-    const float middle = float(region.levels - 1) / 2 - float(bias_of(run, region));
     const bool shared = slice.doubt_stride == 0;  // by all rows
     run.kernels.shares(quantize.s, quantize.zero, region.spread.usual, middle, shared ? quantize.doubt : nullptr, tokens, slice.middle);
     quantize.share = slice.middle;
@@ -132,6 +133,7 @@ void weigh_segment(const Run &run, const Region &region, float slots, const Tile
   slice.deferred ? weigh_deferred(run, &quantize, &weights) : weigh(run, &quantize, &weights);
   const float each = quantize.share ? 1.0f : region.spread.usual;
   for (uint32_t r = 0; r < run.rows; r += 4) {
+    if (quantize.zero) set_four(weights.offset + r, four_of(weights.offset + r) + four_of(weights.error + r) * middle);
     const Four power = slice.has_doubt ? four_of(weights.power + r) * four_of(slice.doubt_factor + r) * each : Four{};
     const Four offset = quantize.zero ? four_of(weights.offset + r) : Four{};
     add_four(slice.doubt.sum + r, (power + kZeroShare * offset * offset) * slots);
@@ -149,12 +151,12 @@ void add_left(const Run &run, Domain &domain, const Region &region, const Tile &
   Slice &slice = run.slice;
   for (uint32_t r = 0; r < run.rows; r++) {
     if (!shows(run, domain, r, *slice.weights, visible(tile, r, tile.from, tile.end), share)) continue;
-    const float bound = most[r] * slice.largest[r];
+    const float bound = most[r] * slice.largest[r], middle = -slice.weights->error[r] * middle_of(run, region);
     Quantize quantize = probabilities_of(run, r, 1, &bound, tile.from, tile.end);
     quantize.s = slice.scale + tile.from;
     quantize.doubt = nullptr;
     weigh_fine(run, &quantize);
-    dot_region(run, region, *slice.weights, {slice.fine, r}, region.line, dot);
+    dot_region(run, region, *slice.weights, {slice.fine, r, &middle}, region.line, dot);
   }
 }
 
@@ -229,7 +231,7 @@ Share doubt_group(const Run &run, const TensorLayout &layout, const uint8_t *par
   std::copy_n(slice.zero, layout.dim, slice.middle);
   for (const Region &region : layout.regions) {
     const uint16_t *channel = region.upper ? boosted_channels(layout, params) : nullptr;
-    const float factor = region.upper ? 4.0f : 1.0f, from_zero = factor * (float(region.levels - 1) / 2 - float(bias_of(run, region)));
+    const float factor = region.upper ? 4.0f : 1.0f, from_zero = factor * middle_of(run, region);
     float scales = 0;
     for (uint32_t i = 0; i < region.count; i++) {
       const uint32_t slot = channel ? channel[i] : region.first + i;

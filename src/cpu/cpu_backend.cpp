@@ -25,6 +25,9 @@ class CpuBackend final : public Backend {
     return raw_head_bytes(shape) * shape.kv_heads + (shape.dim_v % 16 ? 64 : 0);  // vector loads of the last row
   }
 
+  // As many as a tile has room for: what a tile costs besides its products it then costs less often.
+  uint32_t page_tokens(uint32_t recipe) const override { return std::max(1u, kTileTokens / recipe) * recipe; }
+
   std::shared_ptr<const PageFormat> make_format(const LayerShape &, uint32_t page_tokens, std::pmr::vector<HeadFormat> &&k,
                                                 std::pmr::vector<HeadFormat> &&v) override {
     return make_shared_in<CpuPageFormat>(memory_, memory_, tables_, page_tokens, std::move(k), std::move(v));
@@ -83,14 +86,13 @@ void CpuBackend::add_statistics(const LayerShape &shape, std::span<const PageRow
                                 LayerStatistics *statistics) {
   uint64_t tokens = 0;
   for (const PageRows &rows : kv) tokens += rows.count;
-  Vector<uint16_t> halves(size_t(kSumTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
+  Vector<uint16_t> halves(size_t(kSumTokens) * shape.dim_k, memory_);
   for (uint32_t head = 0; head < shape.kv_heads; head++) {
     HeadStatistics &sums = statistics->heads[head];
     for (const PageRows &rows : kv) {
       load_rows(shape, rows, head, KVQ_TENSOR_K, halves.data());
       add_key_statistics(shape.head(KVQ_TENSOR_K), halves.data(), shape.dim_k, rows.count, &sums, loops_);
-      load_rows(shape, rows, head, KVQ_TENSOR_V, halves.data());
-      add_value_statistics(halves.data(), shape.dim_v, rows.count, &sums, loops_);
+      add_value_statistics(raw_row(shape, rows.page, head, KVQ_TENSOR_V, rows.first).first, shape.dim_v, rows.count, &sums, loops_);
     }
     const uint32_t ratio = shape.q_heads / shape.kv_heads;
     for (uint32_t i = 0; q && i < ratio; i++) add_queries(shape, *q, q_first, tokens, head * ratio + i, halves.data(), &sums);
@@ -115,55 +117,61 @@ void CpuBackend::add_queries(const LayerShape &shape, const kvq_tensor &q, uint6
   }
 }
 
-// Raw rows of one head and tensor in their order, a few at a time.
+// Raw rows of one head and tensor in their order, a few at a time: keys by channel, as they lie in raw pages.
 class RowReader {
  public:
-  RowReader(const Loops &loops, const LayerShape &shape, std::span<const PageRows> from, uint32_t head, uint32_t tensor, uint16_t *page)
-      : loops_(loops), shape_(shape), from_(from), head_(head), tensor_(tensor), dim_(tensor == KVQ_TENSOR_K ? shape.dim_k : shape.dim_v), page_(page) {}
+  RowReader(const Loops &loops, const LayerShape &shape, std::span<const PageRows> from, uint32_t head, uint32_t tensor)
+      : loops_(loops), shape_(shape), from_(from), head_(head), tensor_(tensor) {}
 
-  void read(uint32_t count, uint16_t *out) {
-    while (count > 0) {
-      const PageRows &rows = from_[source_];
-      const uint32_t n = std::min(count, rows.count - taken_);
-      copy(rows.page, rows.first + taken_, n, out);
-      out += size_t(n) * dim_, count -= n, taken_ += n;
-      if (taken_ == rows.count) source_++, taken_ = 0;
+  HalfRows read(uint32_t count, uint16_t *out) {
+    const bool keys = tensor_ == KVQ_TENSOR_K;
+    for (uint32_t done = 0; done < count;) {
+      void *const page = from_[source_].page;
+      uint32_t token[kRawTokens];
+      const uint32_t n = take(std::min(count - done, kRawTokens), token);
+      if (keys)
+        loops_.pick_halves(raw_row(shape_, page, head_, tensor_, 0).first, kRawTokens, shape_.dim_k, token, n, out + done, count);
+      else
+        for (uint32_t i = 0; i < n; i++)
+          std::memcpy(out + size_t(done + i) * shape_.dim_v, raw_row(shape_, page, head_, tensor_, token[i]).first, size_t(2) * shape_.dim_v);
+      done += n;
     }
+    return keys ? HalfRows{out, 1, count} : HalfRows{out, shape_.dim_v};
   }
 
  private:
-  // Scattered tokens: a page is loaded once for all that it has of them.
-  void copy(void *page, uint32_t first, uint32_t count, uint16_t *out) {
-    if (count >= kRawTokens / 4) return load_raw_rows(loops_, shape_, {page, first, count}, head_, tensor_, out);
-    if (loaded_ != page) load_raw_rows(loops_, shape_, {page, 0, kRawTokens}, head_, tensor_, page_);
-    loaded_ = page;
-    std::memcpy(out, page_ + size_t(first) * dim_, size_t(2) * count * dim_);
+  // The next tokens, at most `most` and all of one page.
+  uint32_t take(uint32_t most, uint32_t *token) {
+    uint32_t n = 0;
+    for (const void *page = from_[source_].page; n < most && source_ < from_.size() && from_[source_].page == page;) {
+      const PageRows &rows = from_[source_];
+      token[n++] = rows.first + taken_++;
+      if (taken_ == rows.count) source_++, taken_ = 0;
+    }
+    return n;
   }
 
   const Loops &loops_;
   const LayerShape &shape_;
   const std::span<const PageRows> from_;
-  const uint32_t head_, tensor_, dim_;
-  uint16_t *const page_;  // [kRawTokens][dim]
-  const void *loaded_ = nullptr;
+  const uint32_t head_, tensor_;
   size_t source_ = 0;
-  uint32_t taken_ = 0;    // of from[source]
+  uint32_t taken_ = 0;  // of from[source]
 };
 
 void CpuBackend::pack(const LayerShape &shape, const PageFormat &page_format, std::span<const PageRows> from,
                       std::span<const PageRows> to) {
   const CpuPageFormat &format = static_cast<const CpuPageFormat &>(page_format);
-  Vector<uint16_t> halves(memory_), page(size_t(kRawTokens) * std::max(shape.dim_k, shape.dim_v), memory_);
+  Vector<uint16_t> halves(memory_);
   Block block(memory_);
   for (uint32_t head = 0; head < shape.kv_heads; head++)
     for (uint32_t tensor : {KVQ_TENSOR_K, KVQ_TENSOR_V}) {
       const HeadFormat &head_format = format.head_format(head, tensor);
       const uint32_t dim = head_format.shape.dim;
-      RowReader rows(loops_, shape, from, head, tensor, page.data());
+      RowReader rows(loops_, shape, from, head, tensor);
       for (const PageRows &target : to) {
         halves.resize(size_t(target.count) * dim);
-        rows.read(target.count, halves.data());
-        encode(head_format, halves.data(), dim, target.count, &block);
+        encode(head_format, rows.read(target.count, halves.data()), target.count, &block);
         write_rows(format, target.page, head, tensor, target.first, block);
       }
     }

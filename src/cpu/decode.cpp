@@ -174,7 +174,7 @@ void dot_fine(const Run &run, const RowWeights &weights, const Plane &plane, flo
   dot.scale = &scale;
   dot.sum = weights.fine_sum[first];
   dot.out += plane.row * dot.out_stride;
-  dot.offset = nullptr;
+  dot.offset = plane.offset;
   dot.add = true;
   dot_any(run, dot);
 }

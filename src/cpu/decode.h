@@ -67,6 +67,8 @@ void for_groups(const TensorLayout &layout, const Tile &tile, F &&f) {
 void weigh(const Run &run, Quantize *quantize, RowWeights *weights);
 // Region::bias; none in precise runs, where small zeros must not hide in what is added to them for it.
 inline int32_t bias_of(const Run &run, const Region &region) { return run.precise && !region.table ? 0 : region.bias; }
+// The middle of codes from which that has been taken; 0 for books.
+inline float middle_of(const Run &run, const Region &region) { return region.middle + float(region.bias - bias_of(run, region)); }
 // Sum of squares, and largest, of n floats that are not followed by zeros.
 float squares(const Run &run, const float *x, uint32_t n);
 float largest(const Run &run, const float *x, uint32_t n);
@@ -78,6 +80,7 @@ void largest_scales(const Run &run, const Tile &tile, float all, float *most);
 struct Plane {
   const int16_t *fine = nullptr;  // of a group of four rows
   uint32_t row = 0;
+  const float *offset = nullptr;  // what the row's results have besides
 };
 // dot_codes of all rows, and of a row's fine plane, with the weights' scales times `factor`.
 void dot_weighted(const Run &run, const RowWeights &weights, float factor, Dot *dot);

@@ -19,10 +19,10 @@ struct BlockOf {
 template <uint32_t LINES>
 KVQ_INLINE void fetch_beside(Prefetch *lines) {
   if (KVQ_VECTOR_BYTES < 64) return fetch<LINES>(lines);
-  for (uint32_t i = 0; i < LINES; i++) {
-    __builtin_prefetch(lines->at, 0, 3);
-    lines->at += lines->at < lines->end ? 64 : 0;
-  }
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < LINES; i++) __builtin_prefetch(lines->at + i * 64, 0, 3);
+  const uint8_t *next = lines->at + LINES * 64;
+  lines->at = next < lines->end ? next : lines->at;
 }
 
 // Bits of a field of a unit, with garbage above those of a direct one.
@@ -122,34 +122,38 @@ KVQ_INLINE void start_sums(Sums (&sums)[ROWS][N], const Batch &batch, uint32_t r
 
 // Vectors from `vector` of a quad on, the first of which is field FIELD of its unit.  QUADS: of a unit, if it has more than one.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD>
-__attribute__((noinline)) void planes_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part) {
+__attribute__((noinline)) void planes_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector) {
   using Block = BlockOf<ROWS>;
   constexpr uint32_t kN = Block::kVectors, kWords = kN * Block::kParts;
   constexpr uint32_t kSecond = QUADS == 2 ? FIELD + S::kFields / 2 : FIELD;  // field of the second quad of a step
   const Planes &planes = dot.planes;
   const size_t unit = S::kPlanes * 64, quad = QUADS == 2 ? 0 : planes.across / S::kFields * unit;
   const uint32_t at = planes.vector + vector;
-  const uint8_t *x = planes.at + at / S::kFields * unit + part * KVQ_VECTOR_BYTES;
-  const int16_t *w = (const int16_t *)dot.w + weight_place(dot.w_stride, row, 0);
+  const uint8_t *first = planes.at + at / S::kFields * unit;
+  const int16_t *weights = (const int16_t *)dot.w + weight_place(dot.w_stride, row, 0), *last = weights + dot.depth * 16;
   Table tables[2][kN];
   load_tables<S, FIELD, kN>(tables[0], planes.table);
   load_tables<S, kSecond, kN>(tables[1], planes.table);
-  Sums sums[ROWS][kWords];
-  start_sums<ROWS, kWords>(sums, *batch, row);
   Prefetch lines = batch->lines;
 #pragma GCC unroll 1
-  for (uint32_t q = 0; q < dot.depth; q += 2, w += 32) {
-    fetch_beside<kN>(&lines);
-    Words words[kWords];
-    load_codes<S, FIELD, Block::kParts>(words, x, tables[0]);
-    add_words<ROWS, kWords>(sums, words, w);
-    x += quad;
-    load_codes<S, kSecond, Block::kParts>(words, x, tables[1]);
-    add_words<ROWS, kWords>(sums, words, w + 16);
-    x += QUADS == 2 ? unit : quad;
+  for (uint32_t part = 0; part < Block::kSteps; part++) {
+    const uint8_t *x = first + part * KVQ_VECTOR_BYTES;
+    Sums sums[ROWS][kWords];
+    start_sums<ROWS, kWords>(sums, *batch, row);
+#pragma GCC unroll 1
+    for (const int16_t *w = weights; w < last; w += 32) {
+      fetch_beside<kN>(&lines);
+      Words words[kWords];
+      load_codes<S, FIELD, Block::kParts>(words, x, tables[0]);
+      add_words<ROWS, kWords>(sums, words, w);
+      x += quad;
+      load_codes<S, kSecond, Block::kParts>(words, x, tables[1]);
+      add_words<ROWS, kWords>(sums, words, w + 16);
+      x += QUADS == 2 ? unit : quad;
+    }
+    finish_sums(sums, *batch, row, dot.rows - row, vector * 16 + part * kLanes);
   }
   batch->lines = lines;
-  finish_sums(sums, *batch, row, dot.rows - row, vector * 16 + part * kLanes);
 }
 
 // ---- fields of several digits, which are neighbouring quads: with 16 registers it is faster to decode them to memory once
@@ -215,7 +219,7 @@ KVQ_INLINE void add_digits(Sums (&sums)[ROWS][N], DigitSource<S, N> *source, con
 
 // Group `group` of quads, which lies in shared planes; vector `at` of it and on.
 template <class S, uint32_t PARTS, uint32_t ROWS, uint32_t N>
-KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group, uint32_t at, uint32_t part, const int16_t *w) {
+KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group, uint32_t at, const int16_t *w) {
   const Packing &packing = *dot.planes.packing;
   const uint32_t left = dot.depth - group * S::kDigits, digits = left < S::kDigits ? left : S::kDigits;
   const uint32_t whole = packing.tail_fields - packing.short_fields, before = (group * dot.planes.across + at) - packing.units * S::kFields;
@@ -226,7 +230,7 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
   const VShort base = factor_of(S::kBase);
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < N; i++) {
-    const VByte field = shared_field(dot.planes.shared + (part + i % PARTS) * KVQ_VECTOR_BYTES, first + i / PARTS * bits, bits);
+    const VByte field = shared_field(dot.planes.shared + i % PARTS * KVQ_VECTOR_BYTES, first + i / PARTS * bits, bits);
     fractions[i] = to_fractions(mask_low(field, bits), bits);
   }
   for (uint32_t d = 0; d < digits; d++) {
@@ -239,13 +243,13 @@ KVQ_INLINE void add_shared(Sums (&sums)[ROWS][N], const Dot &dot, uint32_t group
 
 // As planes_block(); QUADS: groups of a unit, if it has more than one.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD>
-__attribute__((noinline)) void digits_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part) {
+__attribute__((noinline)) void digits_block(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector) {
   using Block = BlockOf<ROWS>;
   constexpr uint32_t kParts = Block::kParts, kWords = Block::kVectors * kParts, kStep = S::kDigits * 16;
   const Planes &planes = dot.planes;
   const uint32_t at = planes.vector + vector, groups = planes.packing->units * S::kFields / planes.across;
   const size_t step = (QUADS == 2 ? 1 : planes.across / S::kFields) * S::kPlanes * 64;
-  const uint8_t *x = planes.at + at / S::kFields * S::kPlanes * 64 + part * KVQ_VECTOR_BYTES;
+  const uint8_t *x = planes.at + at / S::kFields * S::kPlanes * 64;
   const int16_t *w = (const int16_t *)dot.w + weight_place(dot.w_stride, row, 0);
   DigitSource<S, kWords> source;
   source.load(planes.table);
@@ -263,9 +267,9 @@ __attribute__((noinline)) void digits_block(const Dot &dot, Batch *batch, uint32
       w += kStep;
     }
   }
-  for (; group * S::kDigits < dot.depth; group++, w += kStep) add_shared<S, kParts, ROWS, kWords>(sums, dot, group, at, part, w);
+  for (; group * S::kDigits < dot.depth; group++, w += kStep) add_shared<S, kParts, ROWS, kWords>(sums, dot, group, at, w);
   batch->lines = lines;
-  finish_sums(sums, *batch, row, dot.rows - row, vector * 16 + part * kLanes);
+  finish_sums(sums, *batch, row, dot.rows - row, vector * 16);
 }
 
 #endif
@@ -274,15 +278,15 @@ __attribute__((noinline)) void digits_block(const Dot &dot, Batch *batch, uint32
 
 // The block whose first field is `field`.
 template <class S, uint32_t QUADS, uint32_t ROWS, uint32_t FIELD = 0>
-KVQ_INLINE void planes_at(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t part, uint32_t field) {
+KVQ_INLINE void planes_at(const Dot &dot, Batch *batch, uint32_t row, uint32_t vector, uint32_t field) {
   if constexpr (FIELD < S::kFields / QUADS) {
     if (field == FIELD) {
 #if KVQ_VECTOR_BYTES == 64
-      if constexpr (S::kDigits > 1) return digits_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector, part);
+      if constexpr (S::kDigits > 1) return digits_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector);
 #endif
-      if constexpr (S::kDigits == 1) return planes_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector, part);
+      if constexpr (S::kDigits == 1) return planes_block<S, QUADS, ROWS, FIELD>(dot, batch, row, vector);
     }
-    planes_at<S, QUADS, ROWS, FIELD + BlockOf<ROWS>::kVectors>(dot, batch, row, vector, part, field);
+    planes_at<S, QUADS, ROWS, FIELD + BlockOf<ROWS>::kVectors>(dot, batch, row, vector, field);
   }
 }
 
@@ -290,8 +294,7 @@ template <class S, uint32_t QUADS, uint32_t ROWS>
 KVQ_INLINE void planes_rows(const Dot &dot, Batch *batch, uint32_t row) {
   using Block = BlockOf<ROWS>;
   for (uint32_t vector = 0; vector < dot.lanes / 16; vector += Block::kVectors)
-    for (uint32_t step = 0; step < Block::kSteps; step++)
-      planes_at<S, QUADS, ROWS>(dot, batch, row, vector, step, (dot.planes.vector + vector) % S::kFields);
+    planes_at<S, QUADS, ROWS>(dot, batch, row, vector, (dot.planes.vector + vector) % S::kFields);
 }
 
 template <SchemeId ID, uint32_t QUADS>

@@ -48,16 +48,13 @@ KVQ_INLINE void store_some(float *x, uint32_t n, VFloat v) {
   for (uint32_t i = 0; i < n; i++) x[i] = some[i];
 }
 
-// A product as it is rounded: contracted with additions here and not there, rows would depend on how they are computed.
-KVQ_INLINE VFloat rounded(VFloat x) { return opaque(x); }
-
 // Results of one row and one vector of lanes: scaled, shifted, added, stored.
-KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum) {
+KVQ_INLINE void finish(const Dot &dot, uint32_t row, uint32_t lane, VFloat sum, VFloat scale) {
   float *out = dot.out + row * dot.out_stride + lane;
   const uint32_t left = dot.lanes - lane;
-  if (dot.lane_scale) sum = rounded(sum * load<VFloat>(dot.lane_scale + lane));
-  if (dot.offset) sum += dot.lane_offset ? rounded(dot.offset[row] * load<VFloat>(dot.lane_offset + lane)) : all(dot.offset[row]);
-  store_some(out, left, dot.add ? load_some(out, left) + sum : sum);
+  VFloat base = dot.add ? load_some(out, left) : VFloat{};
+  if (dot.offset) base = dot.lane_offset ? multiply_add(all(dot.offset[row]), load<VFloat>(dot.lane_offset + lane), base) : base + dot.offset[row];
+  store_some(out, left, dot.lane_scale ? multiply_add(scale * sum, load<VFloat>(dot.lane_scale + lane), base) : multiply_add(scale, sum, base));
 }
 
 // One quad: ROWS rows x VECTORS vectors of lanes.
@@ -96,7 +93,7 @@ KVQ_INLINE void finish_block(const Sums (&sums)[ROWS][VECTORS], const Dot &dot, 
   for (uint32_t r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
-      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, rounded(dot.scale[row + r] * to_float(total(sums[r][v]))));
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, to_float(total(sums[r][v])), all(dot.scale[row + r]));
 }
 
 // Quads [first, end), kQuads at a time: the accumulators stay in registers, and scalar operations take few places of dot products.
@@ -131,12 +128,12 @@ KVQ_INLINE void dot_codes_rows(const Dot &dot, uint32_t row, uint32_t first, uin
 // What the blocks of a dot product whose lanes are whole vectors have in common, ready for use: they have nothing to ask.
 struct Batch {
   Prefetch lines;
-  const float *scale, *offset;             // [rows]
   const float *lane_scale, *lane_offset;   // [lanes], or ones
   uint32_t scale_lanes, offset_lanes;      // masks of a lane's number: nothing of it counts for ones
   float *out;
   size_t out_stride;
-  int32_t kept;                            // mask of what `out` held
+  Kept kept;                               // of what `out` held
+  float scale[kRows], offset[kRows];
   int32_t start[kRows];                    // of sums
 };
 
@@ -150,42 +147,42 @@ constexpr Ones make_ones() {
 }
 
 KVQ_INLINE Batch batch_of(const Dot &dot, uint32_t span) {
-  static constexpr float kZeros[kRows] = {};
   static constexpr Ones kOnes = make_ones();
-  Batch batch{};
+  Batch batch;
   batch.lines = lines_of(dot);
-  batch.scale = dot.scale;
-  batch.offset = dot.offset ? dot.offset : kZeros;
   batch.lane_scale = dot.lane_scale ? dot.lane_scale : kOnes.of;
   batch.lane_offset = dot.lane_offset ? dot.lane_offset : kOnes.of;
   batch.scale_lanes = dot.lane_scale ? ~0u : 0u;
   batch.offset_lanes = dot.lane_offset ? ~0u : 0u;
   batch.out = dot.out;
   batch.out_stride = dot.out_stride;
-  batch.kept = dot.add ? -1 : 0;
-  for (uint32_t r = 0; r < dot.rows; r++) batch.start[r] = start_of(dot, r, span);
+  batch.kept = kept_if(dot.add);
+  for (uint32_t r = 0; r < dot.rows; r++) {
+    batch.scale[r] = dot.scale[r];
+    batch.offset[r] = dot.offset ? dot.offset[r] : 0.0f;
+    batch.start[r] = start_of(dot, r, span);
+  }
+  for (uint32_t r = dot.rows; r % 4; r++) batch.scale[r] = batch.offset[r] = 0.0f, batch.start[r] = 0;  // computed along with three, and not stored
   return batch;
 }
 
 // Results of `rows` rows from `row` on.  LANES: lanes have factors of their own.
 template <bool LANES, uint32_t ROWS, uint32_t N>
 KVQ_INLINE void store_totals(const VInt (&totals)[ROWS][N], const Batch &batch, uint32_t row, uint32_t rows, uint32_t lane) {
-  const float *scale = batch.scale + row, *offset = batch.offset + row;
   const float *lane_scale = batch.lane_scale + (lane & batch.scale_lanes), *lane_offset = batch.lane_offset + (lane & batch.offset_lanes);
-  const VInt kept = all_int(batch.kept);
   const size_t stride = batch.out_stride;  // copies: stores could be to a batch
+  const Kept kept = batch.kept;
   float *out = batch.out + row * stride + lane;
 #pragma GCC unroll 4
   for (uint32_t r = 0; r < ROWS; r++, out += stride) {
     if (r == 3 && rows < 4) break;
+    const VFloat scale = all(batch.scale[row + r]), offset = all(batch.offset[row + r]);
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < N; i++) {
-      VFloat sum = rounded(all(scale[r]) * to_float(totals[r][i]));
-      if (LANES)
-        sum = rounded(sum * load<VFloat>(lane_scale + i * kLanes)) + rounded(offset[r] * load<VFloat>(lane_offset + i * kLanes));
-      else
-        sum += offset[r];
-      store(out + i * kLanes, (VFloat)(load<VInt>(out + i * kLanes) & kept) + sum);
+      const VFloat sum = to_float(totals[r][i]), base = load_kept(out + i * kLanes, kept);
+      store(out + i * kLanes, LANES ? multiply_add(scale * sum, load<VFloat>(lane_scale + i * kLanes),
+                                                   multiply_add(offset, load<VFloat>(lane_offset + i * kLanes), base))
+                                    : multiply_add(scale, sum, base + offset));
     }
   }
 }
@@ -272,7 +269,7 @@ KVQ_INLINE void dot_block(const Dot &dot, uint32_t row, uint32_t lane) {
   for (uint32_t r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++)
-      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v]);
+      if (v == 0 || lane + v * kLanes < dot.lanes) finish(dot, row + r, lane + v * kLanes, sum[r][v], all(1.0f));
 }
 
 constexpr uint32_t kWide = KVQ_VECTOR_BYTES == 64 ? 4 : 2;  // vectors of lanes in a block of four rows: what the registers hold
@@ -379,15 +376,17 @@ float maximum(const float *x, uint32_t n) {
 
 void survey(const float *x, size_t stride, uint32_t rows, uint32_t n, float *most, float *sum, float *squares) {
   for (uint32_t row = 0; row < rows; row += 4) {
-    VFloat first[4] = {}, second[4] = {}, top[4] = {};
-    for (uint32_t r = 0; r < 4 && row + r < rows; r++, x += stride) {
-      top[r] = load<VFloat>(x);
+    VFloat first[4], second[4], top[4];
+    for (uint32_t r = 0; r < 4; r++) {
+      const float *at = x + (row + r < rows ? row + r : row) * stride;
+      VFloat total = {}, square = {}, largest = load<VFloat>(at);
       for (uint32_t i = 0; i < n; i += kLanes) {
-        const VFloat v = load<VFloat>(x + i);
-        first[r] += v;
-        second[r] += v * v;
-        top[r] = greater(top[r], v);
+        const VFloat v = load<VFloat>(at + i);
+        total += v;
+        square += v * v;
+        largest = greater(largest, v);
       }
+      first[r] = total, second[r] = square, top[r] = largest;
     }
     store_four(most + row, max_four(top));
     store_four(sum + row, sum_four(first));

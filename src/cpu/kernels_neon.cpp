@@ -60,7 +60,7 @@ void codes_block(const Dot &dot, uint32_t row, uint32_t lane, uint32_t first, ui
     for (uint32_t v = 0; v < kVectors && lane + v * 4 < dot.lanes; v++) {
       const int32x4_t upper = vshlq_n_s32(vmlaq_n_s32(high[r][v], sum[r], 128), 8);
       const int32x4_t total = vsubq_s32(vaddq_s32(vreinterpretq_s32_u32(low[r][v]), upper), vdupq_n_s32(bias));
-      finish(dot, row + r, lane + v * 4, dot.scale[row + r] * to_float(VInt(total)));
+      finish(dot, row + r, lane + v * 4, to_float(VInt(total)), all(dot.scale[row + r]));
     }
   }
 }

@@ -69,13 +69,14 @@ bool is_book(const HeadFormat &format) { return format.token_params == format.cl
 
 // Rows of books keep their norm (FORMATS 2.2), so the mean square of scale * level is 1.  Affine codes: from the least to the largest of
 // 64 to 128 normal values are about 5.5 deviations; rounding adds 1/12.
-Spread spread_of(const Region &region) {
+Spread spread_of(const Region &region, Family family) {
   if (region.table) {
     const float mean = 1.0f / (region.scale * region.scale);
     return {mean, mean, mean};
   }
-  const float last = float(region.levels - 1), deviation = last / 5.5f, bias = float(region.bias);
-  return {region.levels == 2 ? 0.25f : deviation * deviation + 1.0f / 12.0f, last * (last + 2) / 12.0f, std::max(bias * bias, (last - bias) * (last - bias))};
+  const float last = float(region.levels - 1), deviation = last / 5.5f, bias = float(region.bias), farther = std::max(bias, last - bias);
+  const float most = family == Family::rows ? last / 2 : farther;  // rows: weigh_segment() adds the middle
+  return {region.levels == 2 ? 0.25f : deviation * deviation + 1.0f / 12.0f, last * (last + 2) / 12.0f, most * most};
 }
 
 // Slots or tokens whose products are computed together: those of a group.
@@ -110,7 +111,8 @@ void add_region(const Tables &tables, const HeadFormat &format, const SlotClass 
   region.scale = region.table ? book_scale(cls.levels) : 1.0f;
   region.bias = region.table ? 128 : out->family == Family::values ? 0
                                                                    : int32_t(cls.levels / 2);
-  region.spread = spread_of(region);
+  region.middle = region.table ? 0.0f : float(region.levels - 1) / 2 - float(region.bias);
+  region.spread = spread_of(region, out->family);
   region.quad = out->quads;
   region.byte = out->decoded;
   const uint32_t arrays = region.table && region.table->wide ? 2 : 1;

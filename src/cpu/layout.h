@@ -64,7 +64,7 @@ struct Tables {
 };
 
 // Mean square of a level, or of a code's distance from the middle one: as rows usually are, and if all codes are as frequent; and the
-// largest square of what multiplies weights (doubt.h).
+// largest square of what multiplies errors of weights (doubt.h).
 struct Spread {
   float usual, even, most;
 };
@@ -80,6 +80,7 @@ struct Region {
   const CodeTable *table;         // nullptr: the code itself
   float scale;                    // of the book: multiplies h
   int32_t bias;                   // what is taken from a byte: small factors keep the rounding of their weights small
+  float middle;                   // of codes, less the bias; books: 0
   Spread spread;
 };
 

@@ -105,15 +105,17 @@ Place key_place(const TensorLayout &layout, const Region &region, uint32_t slot)
 }
 size_t value_place(const Region &region, uint32_t token) { return size_t(token / 4) * region.count * 4 + kByte[token % 4]; }
 
+// Room for the line of a region's tile.
 struct Lines {
-  explicit Lines(std::pmr::memory_resource *memory) : bytes(memory) {}
-  // The line of a region's tile; decoded if `old`, else zeros.
+  Lines(const TensorLayout &layout, std::pmr::memory_resource *memory) : bytes(memory) {
+    uint32_t most = 0;
+    for (const Region &region : layout.regions) most = std::max(most, region.line);
+    bytes.resize(most + kSlack);
+  }
+  // Decoded if `old`; else the caller fills it.  Zeros behind it: what codes leave of the last vector.
   uint8_t *open(const Region &region, const uint8_t *planes, const uint8_t *shared, bool old) {
-    bytes.assign(region.line + kSlack, 0);
-    if (old) {
-      kernels_portable.unpack(region.packing, planes, shared, nullptr, bytes.data());
-      std::fill(bytes.begin() + region.line, bytes.end(), uint8_t(0));
-    }
+    if (old) kernels_portable.unpack(region.packing, planes, shared, nullptr, bytes.data());
+    std::memset(bytes.data() + region.line, 0, kSlack);
     return bytes.data();
   }
   std::pmr::vector<uint8_t> bytes;
@@ -199,7 +201,7 @@ void write_region(const Loops &loops, const TensorLayout &layout, const Region &
 
 void write_codes(const Loops &loops, const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
                  std::pmr::memory_resource *memory) {
-  Lines lines(memory);
+  Lines lines(layout, memory);
   for_tiles(layout, first, count, [&](const TileRows &rows) {
     uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
     uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
@@ -208,8 +210,7 @@ void write_codes(const Loops &loops, const TensorLayout &layout, uint8_t *blob, 
       if (region.upper)
         for_upper_codes(layout, region, rows, block, line, [](uint8_t &byte, uint8_t code) { byte = code >> 2; });
       else
-        write_region(loops, layout, region, rows, block, line);
-      for (uint32_t i = 0; layout.boosted && i < region.line; i++) line[i] &= 3;  // kitty's upper bits have a region of their own
+        write_region(loops, layout, region, rows, block, line);  // of kitty's codes only the bits of a field are packed
       pack_line(loops, region.packing, line, planes, shared);
     }
   });
@@ -217,7 +218,7 @@ void write_codes(const Loops &loops, const TensorLayout &layout, uint8_t *blob, 
 
 void read_codes(const TensorLayout &layout, const uint8_t *blob, uint32_t first, uint32_t count, const Rows &block,
                 std::pmr::memory_resource *memory) {
-  Lines lines(memory);
+  Lines lines(layout, memory);
   for_tiles(layout, first, count, [&](const TileRows &rows) {
     const uint8_t *tile = blob + layout.tile_offset + rows.tile * layout.tile_stride;
     const uint8_t *shared = blob + layout.tail_offset + rows.tile * layout.tile_stride;
@@ -238,7 +239,12 @@ uint16_t load_param(const uint8_t *at, uint32_t bytes) {
   if (bytes == 2) std::memcpy(&value, at, 2);
   return value;
 }
-void store_param(uint8_t *at, uint32_t bytes, uint16_t value) { std::memcpy(at, &value, bytes); }
+void store_param(uint8_t *at, uint32_t bytes, uint16_t value) {
+  if (bytes == 2)
+    std::memcpy(at, &value, 2);
+  else
+    *at = uint8_t(value);
+}
 
 // Raw values of rows [first, first + count), between a page and [row][dim].
 void write_halves(const Loops &loops, const TensorLayout &layout, uint8_t *blob, uint32_t first, uint32_t count, const uint16_t *x) {
@@ -246,7 +252,7 @@ void write_halves(const Loops &loops, const TensorLayout &layout, uint8_t *blob,
     uint16_t *tile = reinterpret_cast<uint16_t *>(blob + layout.tile_offset + rows.tile * layout.tile_stride);
     const uint16_t *from = x + size_t(rows.row) * layout.dim;
     if (layout.keys)
-      loops.transpose_halves(from, layout.dim, rows.count, layout.dim, tile + rows.token, layout.tile_tokens);
+      loops.transpose_halves(from, layout.dim, nullptr, rows.count, layout.dim, tile + rows.token, layout.tile_tokens);
     else
       std::memcpy(tile + size_t(rows.token) * layout.dim, from, size_t(2) * rows.count * layout.dim);
   });
@@ -256,7 +262,7 @@ void read_halves(const Loops &loops, const TensorLayout &layout, const uint8_t *
     const uint16_t *tile = reinterpret_cast<const uint16_t *>(blob + layout.tile_offset + rows.tile * layout.tile_stride);
     uint16_t *to = x + size_t(rows.row) * layout.dim;
     if (layout.keys)
-      loops.transpose_halves(tile + rows.token, layout.tile_tokens, layout.dim, rows.count, to, layout.dim);
+      loops.transpose_halves(tile + rows.token, layout.tile_tokens, nullptr, layout.dim, rows.count, to, layout.dim);
     else
       std::memcpy(to, tile + size_t(rows.token) * layout.dim, size_t(2) * rows.count * layout.dim);
   });

@@ -12,6 +12,7 @@ constexpr size_t kAlign = 64;
 constexpr size_t kHuge = size_t(2) << 20;      // bytes of a huge page
 constexpr size_t kPlain = kHuge;               // of pages of a size that are allocated one by one: small caches take no more than they use
 constexpr size_t kMapping = size_t(32) << 20;  // address space; memory is taken as slots are used
+constexpr size_t kKept = 4;                    // mappings: the raw keys and values of a layer, 32768 tokens of 8 heads of 128 channels
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -29,6 +30,8 @@ char *map_huge(size_t bytes) {
 }
 
 }  // namespace
+
+bool PagePool::is_kept(const Mapping &mapping) { return mapping.slot == 0; }
 
 PagePool::~PagePool() {
   for (const Mapping &mapping : mappings_) munmap(mapping.begin, mapping.size);
@@ -74,21 +77,30 @@ void *PagePool::take_slot(size_t slot) {
         mapping.used++;
         return page;
       }
-      if ((mapping.fresh + 1) * slot > mapping.size) continue;
-      mapping.used++;
-      return mapping.begin + mapping.fresh++ * slot;
+      const size_t at = mapping.fresh * slot, end = at + slot;
+      if (end > mapping.size) continue;
+      if (at < mapping.dirty) std::memset(mapping.begin + at, 0, std::min(end, mapping.dirty) - at);
+      mapping.dirty = std::max(mapping.dirty, end);
+      mapping.fresh++, mapping.used++;
+      return mapping.begin + at;
     }
     add_mapping(slot);
   }
   return nullptr;
 }
 
+// A kept one, or another.
 void PagePool::add_mapping(size_t slot) {
+  const auto kept = std::find_if(mappings_.begin(), mappings_.end(), is_kept);
+  if (kept != mappings_.end()) {
+    kept->slot = slot;
+    return;
+  }
   mappings_.reserve(mappings_.size() + 1);
   char *const begin = map_huge(kMapping);
   if (!begin) return;
   const auto behind = std::find_if(mappings_.begin(), mappings_.end(), [begin](const Mapping &m) { return m.begin > begin; });
-  mappings_.insert(behind, {begin, kMapping, slot, 0, 0, nullptr});
+  mappings_.insert(behind, {begin, kMapping, slot, 0, 0, 0, nullptr});
 }
 
 void PagePool::release(void *page, size_t bytes) noexcept {
@@ -102,20 +114,24 @@ void PagePool::release(void *page, size_t bytes) noexcept {
   memory_->deallocate(page, bytes, kAlign);
 }
 
-// A mapping that nobody uses any more goes back to the system.
 bool PagePool::return_slot(void *page) noexcept {
   char *const at = static_cast<char *>(page);
   const auto behind = std::upper_bound(mappings_.begin(), mappings_.end(), at, [](const char *p, const Mapping &m) { return p < m.begin; });
   if (behind == mappings_.begin()) return false;
   Mapping &mapping = behind[-1];
   if (at >= mapping.begin + mapping.size) return false;
-  if (--mapping.used == 0) {
-    munmap(mapping.begin, mapping.size);
-    mappings_.erase(behind - 1);
-    return true;
-  }
   std::memcpy(page, &mapping.free, sizeof mapping.free);
   mapping.free = page;
+  if (--mapping.used > 0) return true;
+  if (size_t(std::count_if(mappings_.begin(), mappings_.end(), is_kept)) < kKept) {
+    mapping.slot = mapping.fresh = 0, mapping.free = nullptr;
+#ifdef MADV_FREE
+    madvise(mapping.begin, mapping.dirty, MADV_FREE);  // zeros or what was there
+#endif
+  } else {
+    munmap(mapping.begin, mapping.size);
+    mappings_.erase(behind - 1);
+  }
   return true;
 }
 

@@ -74,10 +74,12 @@ void Pool::serve(uint32_t thread) {
     await_awake([&] { return stop_ || turn_ != done; });
     pthread_mutex_lock(&lock_);
     while (!stop_ && turn_ == done) pthread_cond_wait(&begin_, &lock_);
-    const bool stop = stop_;
+    const bool stop = stop_, works = open_ && !stop;
     done = turn_;
+    if (works) busy_++;
     pthread_mutex_unlock(&lock_);
     if (stop) return;
+    if (!works) continue;
     take_items(thread);
     pthread_mutex_lock(&lock_);
     if (--busy_ == 0) pthread_cond_signal(&end_);
@@ -98,11 +100,14 @@ void Pool::run(uint32_t items, void (*work)(void *self, uint32_t item, uint32_t 
   pthread_mutex_lock(&lock_);
   work_ = work, self_ = self, items_ = items;
   next_.store(0, std::memory_order_relaxed);
-  busy_ = started_.load();
+  open_ = true;
   turn_++;
   pthread_cond_broadcast(&begin_);
   pthread_mutex_unlock(&lock_);
   take_items(0);
+  pthread_mutex_lock(&lock_);
+  open_ = false;  // who has not come by now is not waited for
+  pthread_mutex_unlock(&lock_);
   await_awake([&] { return busy_ == 0; });
   pthread_mutex_lock(&lock_);
   while (busy_) pthread_cond_wait(&end_, &lock_);

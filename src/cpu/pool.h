@@ -46,7 +46,8 @@ class Pool {
   pthread_cond_t begin_ = PTHREAD_COND_INITIALIZER, end_ = PTHREAD_COND_INITIALIZER;
   // Changed under lock_, looked at without it.
   std::atomic<uint64_t> turn_{0};  // of the current run
-  std::atomic<uint32_t> busy_{0};  // workers that have not finished this turn
+  std::atomic<uint32_t> busy_{0};  // workers that have come to this turn and not finished it
+  bool open_ = false;              // this turn has work for who comes
   std::atomic<bool> stop_{false};
   void (*work_)(void *, uint32_t, uint32_t) = nullptr;
   void *self_ = nullptr;

@@ -54,7 +54,7 @@ bool store_keys(const Loops &loops, const LayerShape &shape, const kvq_tensor &k
       if (enter_row(row, k.dtype, dim, block + t * dim, saturated, loops) < dim) return false;
     }
     const RawRow to = raw_row(shape, rows.page, head, KVQ_TENSOR_K, rows.first + i);
-    loops.transpose_halves(block, dim, count, dim, to.first, kRawTokens);
+    loops.transpose_halves(block, dim, nullptr, count, dim, to.first, kRawTokens);
   }
   return true;
 }
@@ -117,7 +117,7 @@ void copy_raw_rows(const LayerShape &shape, const void *from, uint32_t from_row,
 void load_raw_rows(const Loops &loops, const LayerShape &shape, PageRows rows, uint32_t head, uint32_t tensor, uint16_t *out) {
   const RawRow from = raw_row(shape, rows.page, head, tensor, rows.first);
   if (tensor == KVQ_TENSOR_K)
-    loops.transpose_halves(from.first, from.stride, shape.dim_k, rows.count, out, shape.dim_k);
+    loops.transpose_halves(from.first, from.stride, nullptr, shape.dim_k, rows.count, out, shape.dim_k);
   else
     std::memcpy(out, from.first, size_t(2) * rows.count * shape.dim_v);
 }

@@ -27,6 +27,16 @@ template <class V>
 KVQ_INLINE void store(void *p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
+// A vector of floats, or zeros.
+#if KVQ_VECTOR_BYTES == 64
+typedef __mmask16 Kept;
+KVQ_INLINE Kept kept_if(bool keep) { return keep ? 0xffff : 0; }
+KVQ_INLINE VFloat load_kept(const float *p, Kept kept) { return (VFloat)_mm512_maskz_loadu_ps(kept, p); }
+#else
+typedef int32_t Kept;
+KVQ_INLINE Kept kept_if(bool keep) { return keep ? -1 : 0; }
+KVQ_INLINE VFloat load_kept(const float *p, Kept kept) { return (VFloat)(load<VInt>(p) & kept); }
+#endif
 // The same value, of which the compiler knows nothing.
 template <class V>
 KVQ_INLINE V opaque(V x) {
@@ -61,6 +71,18 @@ KVQ_INLINE VInt to_int(VFloat x) {
   return (VInt)vcvtnq_s32_f32((float32x4_t)x);
 #else
   return (VInt)(x + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: the low bits then hold it
+#endif
+}
+// a * b + c, rounded once where the processor can: always the same, so that rows do not depend on how they are computed.
+KVQ_INLINE VFloat multiply_add(VFloat a, VFloat b, VFloat c) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VFloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif KVQ_VECTOR_BYTES == 32
+  return (VFloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (VFloat)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return opaque(a * b) + c;
 #endif
 }
 KVQ_INLINE VFloat greater(VFloat a, VFloat b) { return a > b ? a : b; }

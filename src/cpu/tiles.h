@@ -65,21 +65,21 @@ KVQ_INLINE void multiply_tiles(const WeightTile *weights, const uint8_t *x, size
   _tile_zero(3);
   for (uint32_t i = 0; i < chunks; i++, x += kTileQuads * stride) {
     _tile_loadd(4, weights[i].of, 64);
-    fetch<8>(lines);
+    fetch<8, 2>(lines);
     _tile_loadd(5, x, stride);
     _tile_dpbsud(0, 4, 5);
     if (N > 1) {
-      fetch<8>(lines);
+      fetch<8, 2>(lines);
       _tile_loadd(6, x + 64, stride);
       _tile_dpbsud(1, 4, 6);
     }
     if (N > 2) {
-      fetch<8>(lines);
+      fetch<8, 2>(lines);
       _tile_loadd(5, x + 128, stride);
       _tile_dpbsud(2, 4, 5);
     }
     if (N > 3) {
-      fetch<8>(lines);
+      fetch<8, 2>(lines);
       _tile_loadd(6, x + 192, stride);
       _tile_dpbsud(3, 4, 6);
     }

@@ -25,6 +25,16 @@ KVQ_INLINE VByte mask_low(VByte x, uint32_t bits) {
   return x & mask;
 }
 
+// Bits of MASK from a, others from b.
+template <uint8_t MASK>
+KVQ_INLINE VByte choose(VByte a, VByte b) {
+#if KVQ_VECTOR_BYTES == 64
+  return (VByte)_mm512_ternarylogic_epi32(_mm512_set1_epi8((char)MASK), (__m512i)a, (__m512i)b, 0xca);
+#else
+  return (a & MASK) | (b & (uint8_t)~MASK);
+#endif
+}
+
 // A factor that the compiler does not take apart into shifts and additions, which keep more ports busy than a multiplication.
 KVQ_INLINE VShort factor_of(uint32_t base) { return opaque(all_short((uint16_t)base)); }
 
@@ -91,6 +101,7 @@ KVQ_INLINE void put_direct(const Sink<MAP> &sink, uint32_t plane, uint32_t part,
 }
 
 // Bits BIT to BITS of a field whose bit 0 is bit FIRST of the spare bits of a unit's planes, which follow each other from plane 0 on.
+// Its other bits are 0, or garbage where indices may have some.
 template <class S, uint32_t FIRST, uint32_t BITS, uint32_t BIT = 0>
 KVQ_INLINE VByte gather_spare(const VByte *x) {
   constexpr uint32_t kAt = (FIRST + BIT) % S::kSpare;  // bits [kAt, kAt + kCount) of what a plane has spare
@@ -98,11 +109,13 @@ KVQ_INLINE VByte gather_spare(const VByte *x) {
   constexpr uint32_t kFrom = S::kDirect * S::kBits + kAt;
   constexpr uint32_t kRight = kFrom > BIT ? kFrom - BIT : 0, kLeft = BIT > kFrom ? BIT - kFrom : 0;
   constexpr uint8_t kMask = uint8_t(((1u << kCount) - 1) << BIT);
-  const VByte bits = shift_left<kLeft>(shift_right<kRight>(x[(FIRST + BIT) / S::kSpare])) & kMask;
-  if constexpr (BIT + kCount < BITS)
-    return bits | gather_spare<S, FIRST, BITS, BIT + kCount>(x);
-  else
-    return bits;
+  const VByte bits = shift_left<kLeft>(shift_right<kRight>(x[(FIRST + BIT) / S::kSpare]));
+  if constexpr (BIT + kCount == BITS) {
+    return kLooseIndex ? bits : bits & kMask;
+  } else {
+    const VByte rest = gather_spare<S, FIRST, BITS, BIT + kCount>(x);
+    return kLooseIndex ? choose<uint8_t((1u << (BIT + kCount)) - 1)>(bits, rest) : (bits & kMask) | rest;
+  }
 }
 
 template <uint32_t I, class S, bool MAP>

@@ -40,15 +40,10 @@ void exponentials(float *x, size_t stride, uint32_t rows, uint32_t n, const floa
   }
 }
 
-KVQ_INLINE VFloat load_product(const Quantize &q, const float *x, uint32_t i) {
-  const VFloat v = load_some(x + i, q.n - i);
-  return q.s ? v * load_some(q.s + i, q.n - i) : v;
-}
-
 // What lanes from `i` on add to `power`; v = x * s.
-KVQ_INLINE VFloat doubtful_square(const Quantize &q, const float *doubt, uint32_t i, VFloat x, VFloat v) {
-  if (!q.share) return v * v * load<VFloat>(doubt + i);
-  const VFloat square = x * x * load<VFloat>(q.share + i);
+KVQ_INLINE VFloat doubtful_square(const float *share, const float *doubt, uint32_t i, VFloat x, VFloat v) {
+  if (!share) return v * v * load<VFloat>(doubt + i);
+  const VFloat square = x * x * load<VFloat>(share + i);
   return doubt ? square * load<VFloat>(doubt + i) : square;
 }
 
@@ -58,111 +53,113 @@ struct alignas(64) FourRows {
   int32_t of[4][kSumSpan];
 };
 
-// x, or 2^(x - reference), which takes its place.
-template <bool EXP>
-KVQ_INLINE VFloat next_float(const Quantize &q, float *x, uint32_t i, VFloat reference) {
-  if (!EXP) return load_some(x + i, q.n - i);
-  const VFloat p = exp2_lanes(load<VFloat>(x + i) - reference);
-  store(x + i, p);
-  return p;
+// What becomes of four rows, by lane.
+struct FourSums {
+  VFloat power[4], products[4], exponentials[4], zeros[4];
+  VInt total[4];
+};
+
+// How floats become weights: as they are, of which the last vector may be in part; whole vectors; logits of whole vectors.
+enum class Mode {
+  any,
+  whole,
+  logits
+};
+template <Mode MODE>
+KVQ_INLINE VFloat load_floats(const float *x, uint32_t n) {
+  return MODE == Mode::any ? load_some(x, n) : load<VFloat>(x);
 }
 
+template <Mode MODE>
 KVQ_INLINE VFloat largest_product(const Quantize &q, uint32_t r, uint32_t first, uint32_t end) {
+  const float *x = q.x + r * q.x_stride, *s = q.s;
+  const uint32_t n = q.n;
   VFloat most = {};
-  for (uint32_t i = first; i < end; i += kLanes) most = greater(most, magnitude(load_product(q, q.x + r * q.x_stride, i)));
+  for (uint32_t i = first; i < end; i += kLanes) {
+    const VFloat v = load_floats<MODE>(x + i, n - i);
+    most = greater(most, magnitude(s ? v * load_floats<MODE>(s + i, n - i) : v));
+  }
   return most;
 }
 
-// What becomes of a row, by lane.
-struct RowSums {
-  VFloat power, products, exponentials, zeros;
-  VInt total;
-};
-
-template <bool EXP>
-KVQ_INLINE RowSums round_row(const Quantize &q, uint32_t r, uint32_t first, uint32_t end, float inverse, int32_t *rounded) {
-  float *x = q.x + r * q.x_stride;
-  const float *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
-  const VFloat reference = all(EXP ? q.reference[r] : 0.0f), factor = all(inverse);
-  RowSums sums{};
+// Weights [first, end) of row `r`, which is row `to` of the group.  Logits x become 2^(x - reference) first.
+template <Mode MODE>
+KVQ_INLINE void round_row(const Quantize &q, uint32_t r, uint32_t first, uint32_t end, float inverse, uint32_t to, FourRows *rounded, FourSums *sums) {
+  float *x = q.x + r * q.x_stride;  // copies of all that q has: stores could be to it
+  const float *s = q.s, *zero = q.zero, *share = q.share, *doubt = q.doubt ? q.doubt + r * q.doubt_stride : nullptr;
+  const uint32_t n = q.n;
+  constexpr bool kExp = MODE == Mode::logits;
+  const VFloat reference = all(kExp ? q.reference[r] : 0.0f), factor = all(inverse);
+  VFloat power = {}, products = {}, exponentials = {}, zeros = {};
+  VInt total = {};
 #pragma GCC unroll 1
   for (uint32_t i = first; i < end; i += kLanes) {
-    const VFloat p = next_float<EXP>(q, x, i, reference), v = q.s ? p * (EXP ? load<VFloat>(q.s + i) : load_some(q.s + i, q.n - i)) : p;
+    VFloat p = load_floats<MODE>(x + i, n - i);
+    if (kExp) {
+      p = exp2_lanes(p - reference);
+      store(x + i, p);
+      exponentials += p;
+    }
+    const VFloat v = kExp || s ? p * load_floats<MODE>(s + i, n - i) : p;
     const VInt whole = to_int(v * factor);
-    store(rounded + i, whole);
-    sums.total += whole;
-    sums.products += v;
-    if (EXP) sums.exponentials += p;
-    if (q.zero) sums.zeros += p * load<VFloat>(q.zero + i);
-    if (q.share || doubt) sums.power += doubtful_square(q, doubt, i, p, v);
+    store(rounded->of[to] + i, whole);
+    total += whole;
+    products += v;
+    if (zero) zeros += p * load<VFloat>(zero + i);
+    if (share || doubt) power += doubtful_square(share, doubt, i, p, v);
   }
-  return sums;
+  sums->power[to] = power, sums->products[to] = products, sums->exponentials[to] = exponentials, sums->zeros[to] = zeros, sums->total[to] = total;
 }
 
-// The largest |x * s| of rows [row, row + ROWS) of a span.
-template <bool EXP, uint32_t ROWS>
-KVQ_INLINE VFloat find_bounds(const Quantize &q, uint32_t row, uint32_t first, uint32_t end) {
+// The largest |x * s| of a span of rows [row, row + rows).
+template <Mode MODE>
+KVQ_INLINE VFloat find_bounds(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end) {
   if (!q.bound) {
-    VFloat most[4] = {};
-    for (uint32_t r = 0; r < ROWS; r++) most[r] = largest_product(q, row + r, first, end);
+    VFloat most[4];
+    for (uint32_t r = 0; r < 4; r++) most[r] = r < rows ? largest_product<MODE>(q, row + r, first, end) : VFloat{};
     return max_four(most);
   }
-  if (!EXP) return load_four(q.bound + row);
+  if (MODE != Mode::logits) return load_four(q.bound + row);
   const VFloat largest = exp2_lanes(load_four(q.most + row) - load_four(q.reference + row));
   store_four(q.largest + row, largest);
   return load_four(q.bound + row) * largest;
 }
 
-// Weights [first, end) of rows [row, row + ROWS).
-template <bool EXP, uint32_t ROWS>
-KVQ_INLINE void round_span(const Quantize &q, uint32_t row, uint32_t first, uint32_t end, uint32_t span, FourRows *rounded) {
-  const VFloat bound = find_bounds<EXP, ROWS>(q, row, first, end), inverse = bound > 1e-30f ? kMostWeight / bound : VFloat{};
-  VFloat power[4] = {}, products[4] = {}, exponentials[4] = {}, zeros[4] = {};
-  VInt total[4] = {};
-#pragma GCC unroll 4
-  for (uint32_t r = 0; r < ROWS; r++) {
-    const RowSums sums = round_row<EXP>(q, row + r, first, end, inverse[r], rounded->of[r]);
-    power[r] = sums.power, products[r] = sums.products, exponentials[r] = sums.exponentials, zeros[r] = sums.zeros, total[r] = sums.total;
-  }
+// Weights [first, end) of rows [row, row + rows).
+template <Mode MODE>
+void round_span(const Quantize &q, uint32_t row, uint32_t rows, uint32_t first, uint32_t end, uint32_t span, FourRows *rounded) {
+  const VFloat bound = find_bounds<MODE>(q, row, rows, first, end), inverse = bound > 1e-30f ? kMostWeight / bound : VFloat{};
+  FourSums sums;
+  for (uint32_t r = 0; r < rows; r++) round_row<MODE>(q, row + r, first, end, inverse[r], r, rounded, &sums);
+  for (uint32_t r = rows; r < 4; r++) sums.power[r] = sums.products[r] = sums.exponentials[r] = sums.zeros[r] = VFloat{}, sums.total[r] = VInt{};
   const size_t at = row + span * q.span_stride;
-  const VInt sum = (VInt)sum_four(total);
-  const VFloat scale = bound / kMostWeight, product = sum_four(products);
+  const VInt sum = (VInt)sum_four(sums.total);
+  const VFloat scale = bound / kMostWeight, product = sum_four(sums.products);
   for (uint32_t r = 0; r < 4; r++) q.sum[(row + r) * q.sum_stride + span * q.span_stride] = sum[r];
   store_four(q.scale + at, scale);
   store_four(q.error + at, product - to_float(sum) * scale);
   store_four(q.total + at, product);
-  if (q.share || q.doubt) store_four(q.power + at, sum_four(power));
-  if (q.zero) store_four(q.zeros + at, sum_four(zeros));
-  if (EXP) store_four(q.exponentials + row, sum_four(exponentials));
+  if (q.share || q.doubt) store_four(q.power + at, sum_four(sums.power));
+  if (q.zero) store_four(q.zeros + at, sum_four(sums.zeros));
+  if (MODE == Mode::logits) store_four(q.exponentials + row, sum_four(sums.exponentials));
 }
 
-template <uint32_t ROWS>
-void round_group(const Quantize &q, uint32_t row) {
+void round_group(const Quantize &q, uint32_t row, uint32_t rows) {
   FourRows rounded;
-  if (q.reference) round_span<true, ROWS>(q, row, 0, q.n, 0, &rounded);
-  for (uint32_t at = 0, span = 0; !q.reference && at < q.n; span++) {
+  const auto round = q.reference ? round_span<Mode::logits> : q.n % kLanes ? round_span<Mode::any>
+                                                                           : round_span<Mode::whole>;
+  for (uint32_t at = 0, span = 0; at < q.n; span++) {
     const uint32_t end = q.ends ? q.ends[span] : q.n;
-    round_span<false, ROWS>(q, row, at, end, span, &rounded);
+    round(q, row, rows, at, end, span, &rounded);
     at = end;
   }
   int16_t *w = q.w + weight_place(q.w_stride, row, 0);
-  for (uint32_t i = 0; i < q.n; i += kLanes) {
+  const uint32_t n = q.n;
+  for (uint32_t i = 0; i < n; i += kLanes) {
     VInt x[4];
-    for (uint32_t r = 0; r < 4; r++) x[r] = load<VInt>(rounded.of[r < ROWS ? r : 0] + i);
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < 4; r++) x[r] = load<VInt>(rounded.of[r < rows ? r : 0] + i);
     store_four_weights(w + i * 4, x);
-  }
-}
-
-void round_rows(const Quantize &q) {
-  uint32_t row = 0;
-  for (; row + 4 <= q.rows; row += 4) round_group<4>(q, row);
-  switch (q.rows - row) {
-    case 3:
-      return round_group<3>(q, row);
-    case 2:
-      return round_group<2>(q, row);
-    case 1:
-      return round_group<1>(q, row);
   }
 }
 
@@ -198,7 +195,7 @@ void quantize_row(const Quantize &q, uint32_t r) {
     store(x + i, v);
     floats += v;
     most = greater(most, magnitude(v));
-    if (q.share || doubt) power += doubtful_square(q, doubt, i, p, v);
+    if (q.share || doubt) power += doubtful_square(q.share, doubt, i, p, v);
   }
   const float largest = q.bound && q.bound[r] > 1e-30f ? q.bound[r] : max_lanes(most);
   const float inverse = largest > 1e-30f ? kMostWeight / largest : 0.0f;
@@ -210,6 +207,9 @@ void quantize_row(const Quantize &q, uint32_t r) {
 }
 
 void quantize(const Quantize &q) {
-  if (q.row % 4 == 0 && !q.fine && q.n <= kSumSpan) return round_rows(q);
+  if (q.row % 4 == 0 && !q.fine && q.n <= kSumSpan) {
+    for (uint32_t row = 0; row < q.rows; row += 4) round_group(q, row, q.rows - row < 4 ? q.rows - row : 4);
+    return;
+  }
   for (uint32_t r = 0; r < q.rows; r++) quantize_row(q, r);
 }

@@ -54,7 +54,7 @@ Status Cache::prepare(const CacheConfig &config) {
   KVQ_TRY(parse_recipe(config.recipe, shapes, &recipe));
   KVQ_TRY(apply_data(config.data, shapes, &recipe));
   backend = config.make_backend(&memory, config.backend_number, config.path);
-  store.emplace(&memory, *backend, shapes, recipe.page_tokens, chooses_tokens());
+  store.emplace(&memory, *backend, shapes, backend->page_tokens(recipe.page_tokens), chooses_tokens());
   policies.emplace(&memory, recipe, shapes, *backend);
   KVQ_TRY(policies->prepare());
   callers_ = config.callers;

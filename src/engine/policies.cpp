@@ -141,7 +141,7 @@ Status Policies::make_formats(uint32_t layer, const LayerCodecs &codecs, const L
         KVQ_TRY(kvq::make_format(codec, shape.head(tensor), table, mu, &heads[tensor].emplace_back(memory_)));
       }
     }
-    formats->of[c] = backend_.make_format(shape, recipe_.page_tokens, std::move(heads[0]), std::move(heads[1]));
+    formats->of[c] = backend_.make_format(shape, backend_.page_tokens(recipe_.page_tokens), std::move(heads[0]), std::move(heads[1]));
   }
   return KVQ_OK;
 }

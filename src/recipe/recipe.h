@@ -23,7 +23,7 @@ struct Recipe {
   Policy policy;
   uint32_t classes = 1;       // page classes of packed tokens: 2 where tokens are chosen by score
   uint64_t sinks = 0, recent = 0, block = 64;
-  uint32_t page_tokens = 64;  // of packed pages: a multiple of every group, see choose_page_tokens in recipe.cpp
+  uint32_t page_tokens = 64;  // of packed pages, or a multiple of it (Backend::page_tokens): a multiple of every group, see choose_page_tokens in recipe.cpp
   std::pmr::vector<LayerCodecs> layers;
   std::pmr::string text;      // canonical
   std::pmr::vector<LayerTables> given;  // by layer: K's width lists, from kvq_recipe_data; empty: none

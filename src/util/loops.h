@@ -52,12 +52,16 @@ struct Loops {
   Entered (*enter_f32)(const void *x, uint32_t n, uint16_t *out);
   Entered (*enter_bf16)(const void *x, uint32_t n, uint16_t *out);
 
-  // out[column * out_stride + row] = in[row * in_stride + column]
-  void (*transpose_halves)(const uint16_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint16_t *out, size_t out_stride);
+  // out[column * out_stride + row] = in[row * in_stride + column], of halves with index[row] for the row of `in` if index is not null
+  void (*transpose_halves)(const uint16_t *in, size_t in_stride, const uint32_t *index, uint32_t rows, uint32_t columns, uint16_t *out,
+                           size_t out_stride);
+  // out[row * out_stride + i] = in[row * in_stride + column[i]] for i < n; columns ascend and are below 32
+  void (*pick_halves)(const uint16_t *in, size_t in_stride, uint32_t rows, const uint32_t *column, uint32_t n, uint16_t *out,
+                      size_t out_stride);
   void (*transpose_bytes)(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint8_t *out, size_t out_stride);
 
-  // y[j][lane] = x[channel[j]][lane] - mu[channel[j]] of finite fp16; mu may be null
-  void (*load_lanes)(const uint16_t (*x)[kRowLanes], const uint32_t *channel, uint32_t n, const uint16_t *mu, RowLanes *y);
+  // y[j][lane] = x[channel[j] * stride + lane] - mu[channel[j]] of finite fp16; mu may be null
+  void (*load_lanes)(const uint16_t *x, size_t stride, const uint32_t *channel, uint32_t n, const uint16_t *mu, RowLanes *y);
   // y[j] = -y[j] where bit j mod 64 of word j / 64 is set
   void (*flip_lanes)(RowLanes *y, uint32_t n, const uint64_t *words);
   // Butterflies at distances 1, 2, ..., n / 2 (n a power of two), then the factor, unless n is 1.

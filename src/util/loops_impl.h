@@ -99,12 +99,12 @@ KVQ_LOOP_INLINE void interleave(V a, V b, V *low, V *high) {
   interleave(a, b, low, high, std::make_integer_sequence<uint32_t, sizeof(V) / sizeof(V{}[0])>());
 }
 
-// Interleaving row i with row i + N / 2, log2(N) times, transposes N rows of N.
+// Interleaving row i with row i + N / 2, log2(N) times, transposes N rows of N, from column `column` on.
 template <class V, class T>
-KVQ_LOOP_INLINE void transpose_squares(const T *in, size_t in_stride, T *out, size_t out_stride) {
+KVQ_LOOP_INLINE void transpose_squares(const T *const *in, uint32_t column, T *out, size_t out_stride) {
   constexpr uint32_t N = 16 / sizeof(T);
   V a[N], b[N];
-  for (uint32_t i = 0; i < N; i++) a[i] = load<V>(in + i * in_stride);
+  for (uint32_t i = 0; i < N; i++) a[i] = load<V>(in[i] + column);
   for (uint32_t turn = N; turn > 1; turn /= 2) {
     for (uint32_t i = 0; i < N / 2; i++) interleave(a[i], a[i + N / 2], &b[2 * i], &b[2 * i + 1]);
     for (uint32_t i = 0; i < N; i++) a[i] = b[i];
@@ -113,24 +113,44 @@ KVQ_LOOP_INLINE void transpose_squares(const T *in, size_t in_stride, T *out, si
     for (uint32_t part = 0; part < sizeof(V) / 16; part++)
       __builtin_memcpy(out + (part * N + i) * out_stride, reinterpret_cast<const char *>(&a[i]) + 16 * part, 16);
 }
-template <class Wide, class Narrow, class T>
-KVQ_LOOP_INLINE void transpose(const T *in, size_t in_stride, uint32_t rows, uint32_t columns, T *out, size_t out_stride) {
+template <class Wide, class Narrow, class T, class Row>
+KVQ_LOOP_INLINE void transpose(Row row, uint32_t rows, uint32_t columns, T *out, size_t out_stride) {
   constexpr uint32_t N = 16 / sizeof(T), kWide = sizeof(Wide) / sizeof(T);
   const uint32_t whole_rows = rows / N * N, whole_columns = columns / N * N;
   for (uint32_t r = 0; r < whole_rows; r += N) {
+    const T *in[N];
+    for (uint32_t i = 0; i < N; i++) in[i] = row(r + i);
     uint32_t c = 0;
-    for (; c + kWide <= columns; c += kWide) transpose_squares<Wide>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
-    for (; c < whole_columns; c += N) transpose_squares<Narrow>(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+    for (; c + kWide <= columns; c += kWide) transpose_squares<Wide>(in, c, out + c * out_stride + r, out_stride);
+    for (; c < whole_columns; c += N) transpose_squares<Narrow>(in, c, out + c * out_stride + r, out_stride);
   }
   for (uint32_t r = 0; r < rows; r++)
-    for (uint32_t c = r < whole_rows ? whole_columns : 0; c < columns; c++) out[c * out_stride + r] = in[r * in_stride + c];
+    for (uint32_t c = r < whole_rows ? whole_columns : 0; c < columns; c++) out[c * out_stride + r] = row(r)[c];
 }
 
-void transpose_halves(const uint16_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint16_t *out, size_t out_stride) {
-  transpose<VWord, Halves8>(in, in_stride, rows, columns, out, out_stride);
+void transpose_halves(const uint16_t *in, size_t in_stride, const uint32_t *index, uint32_t rows, uint32_t columns, uint16_t *out, size_t out_stride) {
+  transpose<VWord, Halves8>([=](uint32_t r) __attribute__((always_inline)) { return in + (index ? index[r] : r) * in_stride; },
+                            rows, columns, out, out_stride);
 }
 void transpose_bytes(const uint8_t *in, size_t in_stride, uint32_t rows, uint32_t columns, uint8_t *out, size_t out_stride) {
-  transpose<VByte, Bytes16>(in, in_stride, rows, columns, out, out_stride);
+  transpose<VByte, Bytes16>([=](uint32_t r) __attribute__((always_inline)) { return in + r * in_stride; }, rows, columns, out, out_stride);
+}
+
+void pick_halves(const uint16_t *in, size_t in_stride, uint32_t rows, const uint32_t *column, uint32_t n, uint16_t *out, size_t out_stride) {
+#if KVQ_LOOPS_BYTES == 64
+  VWord index{};
+  for (uint32_t i = 0; i < n; i++) index[i] = uint16_t(column[i]);
+  const __mmask32 wanted = __mmask32(~0u >> (32 - n)), all = __mmask32(~0u >> (31 - column[n - 1]));
+  for (uint32_t r = 0; r < rows; r++)
+    _mm512_mask_storeu_epi16(out + r * out_stride, wanted, _mm512_permutexvar_epi16((__m512i)index, _mm512_maskz_loadu_epi16(all, in + r * in_stride)));
+#else
+  const bool run = column[n - 1] - column[0] + 1 == n;
+  for (uint32_t r = 0; r < rows; r++, in += in_stride, out += out_stride)
+    if (run)
+      __builtin_memcpy(out, in + column[0], size_t(2) * n);
+    else
+      for (uint32_t i = 0; i < n; i++) out[i] = in[column[i]];
+#endif
 }
 
 // ---- words and planes of codes
@@ -206,9 +226,9 @@ float half_value(uint16_t h) {
   return to_floats(halves)[0];
 }
 
-void load_lanes(const uint16_t (*x)[kRowLanes], const uint32_t *channel, uint32_t n, const uint16_t *mu, RowLanes *y) {
+void load_lanes(const uint16_t *x, size_t stride, const uint32_t *channel, uint32_t n, const uint16_t *mu, RowLanes *y) {
   for (uint32_t j = 0; j < n; j++)
-    for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load_halves(x[channel[j]] + l));
+    for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load_halves(x + channel[j] * stride + l));
   for (uint32_t j = 0; mu && j < n; j++) {
     const VFloat center = all(half_value(mu[channel[j]]));
     for (uint32_t l = 0; l < kRowLanes; l += kLanes) store(y[j] + l, load<VFloat>(y[j] + l) - center);
@@ -288,9 +308,28 @@ void product_lanes(const RowLanes *y, const CodeLanes *codes, const int16_t *lev
 
 KVQ_LOOP_INLINE void store_codes(uint8_t *out, VInt codes) { store(out, __builtin_convertvector(codes, VCode)); }
 
+#if KVQ_LOOPS_BYTES == 64
+// The same for T = 2^b - 1 by b comparisons: thresholds ascend, so each halves those that are left.
+template <uint32_t T>
+KVQ_LOOP_INLINE __m512i search(__m512 y, const VFloat *threshold) {
+  __m512 left[T];
+  for (uint32_t i = 0; i < T; i++) left[i] = (__m512)threshold[i];
+  __m512i count = _mm512_setzero_si512();
+  for (uint32_t half = T / 2;; half /= 2) {
+    const __mmask16 below = _mm512_cmp_ps_mask(y, left[half], _CMP_GT_OQ);
+    count = _mm512_mask_add_epi32(count, below, count, _mm512_set1_epi32(int32_t(half + 1)));
+    if (half == 0) return count;
+    for (uint32_t i = 0; i < half; i++) left[i] = _mm512_mask_blend_ps(below, left[i], left[half + 1 + i]);
+  }
+}
+#endif
+
 // Number of thresholds below y: T of them, or `n` where T is 0.
 template <uint32_t T>
 KVQ_LOOP_INLINE VInt count_below(VFloat y, const VFloat *threshold, uint32_t n) {
+#if KVQ_LOOPS_BYTES == 64
+  if constexpr (T == 7 || T == 15) return (VInt)search<T>((__m512)y, threshold);
+#endif
   VInt count{};
   for (uint32_t i = 0; i < (T ? T : n); i++) {
 #if KVQ_LOOPS_BYTES == 64
@@ -372,16 +411,21 @@ void range_lanes(const RowLanes *y, uint32_t n, float *mn, float *mx) {
   }
 }
 
-// As affine_code of codec/affine.h.
-KVQ_LOOP_INLINE VInt affine_codes(VFloat x, VFloat zero, VFloat step, VFloat top) {
-  const VFloat q = smaller(larger((x - zero) / step, VFloat{}), top);
-  return (VInt)(q + all(0x1.8p23f)) & 0xff;
+// As affine_code of codec/affine.h; with a fused multiply-add as affine_code_fast, `inverse` being 1 / step.
+KVQ_LOOP_INLINE VInt affine_codes(VFloat x, VFloat zero, VFloat step, [[maybe_unused]] VFloat inverse, VFloat top) {
+  const VFloat d = x - zero;
+#ifdef KVQ_LOOPS_FMA
+  const VFloat near = d * inverse, quotient = multiply_add(multiply_add(-step, near, d), inverse, near);
+#else
+  const VFloat quotient = d / step;
+#endif
+  return (VInt)(smaller(larger(quotient, VFloat{}), top) + all(0x1.8p23f)) & 0xff;
 }
 
 void affine_lanes(const RowLanes *y, uint32_t n, const float *zero, const float *step, const float *top, CodeLanes *codes) {
   for (uint32_t l = 0; l < kRowLanes; l += kLanes) {
-    const VFloat z = load<VFloat>(zero + l), s = load<VFloat>(step + l), t = load<VFloat>(top + l);
-    for (uint32_t j = 0; j < n; j++) store_codes(codes[j] + l, affine_codes(load<VFloat>(y[j] + l), z, s, t));
+    const VFloat z = load<VFloat>(zero + l), s = load<VFloat>(step + l), inverse = all(1) / s, t = load<VFloat>(top + l);
+    for (uint32_t j = 0; j < n; j++) store_codes(codes[j] + l, affine_codes(load<VFloat>(y[j] + l), z, s, inverse, t));
   }
 }
 
@@ -403,8 +447,7 @@ void range_columns(const uint16_t *x, uint32_t rows, uint32_t n, float *mn, floa
         __builtin_memcpy(&h, x + size_t(t) * n + c, size_t(2) * width);
       h = ordered(h);
       if (t == 0) low = high = h;
-      const VShort less = h<low, more = h> high;
-      low = (less & h) | (~less & low), high = (more & h) | (~more & high);
+      low = smaller(h, low), high = larger(h, high);
     }
     uint16_t lows[kHalves], highs[kHalves];
     store(lows, ordered(low)), store(highs, ordered(high));
@@ -416,16 +459,16 @@ void affine_columns(const uint16_t *x, uint32_t rows, uint32_t n, const float *z
                     uint8_t *codes) {
   uint32_t c = 0;
   for (; c + kLanes <= n; c += kLanes) {
-    const VFloat z = load<VFloat>(zero + c), s = load<VFloat>(step + c), m = load<VFloat>(top + c);
+    const VFloat z = load<VFloat>(zero + c), s = load<VFloat>(step + c), inverse = all(1) / s, m = load<VFloat>(top + c);
     for (uint32_t t = 0; t < rows; t++) {
       const size_t at = size_t(t) * n + c;
-      store_codes(codes + at, affine_codes(load_halves(x + at), z, s, m));
+      store_codes(codes + at, affine_codes(load_halves(x + at), z, s, inverse, m));
     }
   }
   for (; c < n; c++)
     for (uint32_t t = 0; t < rows; t++) {
       const size_t at = size_t(t) * n + c;
-      codes[at] = uint8_t(affine_codes(all(half_value(x[at])), all(zero[c]), all(step[c]), all(top[c]))[0]);
+      codes[at] = uint8_t(affine_codes(all(half_value(x[at])), all(zero[c]), all(step[c]), all(1) / all(step[c]), all(top[c]))[0]);
     }
 }
 
@@ -528,6 +571,7 @@ constexpr Loops kTable = {
     .enter_f32 = enter_f32,
     .enter_bf16 = enter_bf16,
     .transpose_halves = transpose_halves,
+    .pick_halves = pick_halves,
     .transpose_bytes = transpose_bytes,
     .load_lanes = load_lanes,
     .flip_lanes = flip_lanes,

@@ -71,6 +71,28 @@ KVQ_LOOP_INLINE VFloat larger(VFloat a, VFloat b) {
 #endif
 }
 
+KVQ_LOOP_INLINE VShort smaller(VShort a, VShort b) {
+#if KVQ_LOOPS_BYTES == 64
+  return (VShort)_mm512_min_epi16((__m512i)a, (__m512i)b);
+#elif KVQ_LOOPS_BYTES == 32
+  return (VShort)_mm256_min_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (VShort)_mm_min_epi16((__m128i)a, (__m128i)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+KVQ_LOOP_INLINE VShort larger(VShort a, VShort b) { return ~smaller(~a, ~b); }
+
+// a * b + c, rounded once.
+#if KVQ_LOOPS_BYTES == 64
+#define KVQ_LOOPS_FMA
+KVQ_LOOP_INLINE VFloat multiply_add(VFloat a, VFloat b, VFloat c) { return (VFloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__FMA__)
+#define KVQ_LOOPS_FMA
+KVQ_LOOP_INLINE VFloat multiply_add(VFloat a, VFloat b, VFloat c) { return (VFloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#endif
+
 KVQ_LOOP_INLINE VFloat square_root(VFloat x) {
 #if KVQ_LOOPS_BYTES == 64
   return (VFloat)_mm512_sqrt_ps((__m512)x);

@@ -248,8 +248,10 @@ class Layer {
                                codec.center ? std::span<const uint16_t>(zeros) : std::span<const uint16_t>(), &head));
         (tensor == KVQ_TENSOR_K ? k : v).push_back(std::move(head));
       }
-    return backend_->make_format(shape_, recipe_.page_tokens, std::move(k), std::move(v));
+    return backend_->make_format(shape_, page_tokens(), std::move(k), std::move(v));
   }
+
+  uint32_t page_tokens() const { return backend_->page_tokens(recipe_.page_tokens); }
 
   void list(const kvq::PageRows &rows, const kvq::PageFormat *format) {
     kvq::PageView view;
@@ -262,7 +264,7 @@ class Layer {
   void fill() {
     const kvq::Split split = kvq::split_tokens(recipe_, tokens_);
     append_raw(split.sinks);
-    const uint64_t pages = split.packed / recipe_.page_tokens;
+    const uint64_t pages = split.packed / page_tokens();
     std::vector<void *> memory[2];
     for (uint32_t cls = 0; cls < recipe_.classes; cls++) {
       for (uint64_t i = 0; i <= pages; i++) memory[cls].push_back(allocate(formats_[cls]->bytes));
@@ -272,7 +274,7 @@ class Layer {
     for (uint64_t i = 0; done < split.packed; i++) {
       const bool is_high = recipe_.classes == 2 && high * recipe_.policy.r.q < (i + 1) * recipe_.policy.r.p;
       high += is_high;
-      const uint32_t count = uint32_t(std::min<uint64_t>(recipe_.page_tokens, split.packed - done));
+      const uint32_t count = uint32_t(std::min<uint64_t>(page_tokens(), split.packed - done));
       append_packed(*formats_[is_high], memory[is_high][i], count);
       done += count;
     }

@@ -100,15 +100,15 @@ class Subject {
     chunk.layer = layer, chunk.n_tokens = std::min(kChunk, tokens_ - first);
     kvq_tensor k = k_.tensor(), v = v_.tensor(), q = q_.tensor();
     k.data = k_.data + size_t(first) * kHeads * kDim, v.data = v_.data + size_t(first) * kHeads * kDim;
-    const std::vector<float> scores(chunk.n_tokens, 1.0f);
     chunk.k = &k, chunk.v = &v, chunk.q = &q;
-    if (scored_ && layer == 0) chunk.scores = scores.data(), chunk.n_scores = uint32_t(chunk.n_tokens);
+    if (scored_ && layer == 0) chunk.scores = scores_.data(), chunk.n_scores = uint32_t(chunk.n_tokens);
     check(kvq_prefill_commit(cache_, seq, &chunk, nullptr));
   }
 
   bool scored_;
   uint32_t tokens_, layers_;
   DeviceRows k_, v_, q_, out_;
+  const std::vector<float> scores_ = std::vector<float>(kChunk, 1.0f);
   kvq_cache *cache_ = nullptr;
 };
 

@@ -27,7 +27,7 @@ struct Options {
                                      "affine-channel(levels=4,group=128)", "affine-channel(levels=4,group=128,midpoint=1)",
                                      "polar(radius=4,angle=4,group=128)", "kitty(boost=1/32,group=128)"};
   uint64_t tokens = 8192, chunk = 512;
-  uint32_t kv_heads = 8, q_heads = 32, dim = 128, rounds = 5;
+  uint32_t layers = 4, kv_heads = 8, q_heads = 32, dim = 128, rounds = 5;
   std::string json;
 };
 
@@ -88,20 +88,11 @@ struct Times {
   std::vector<double> stage, pack, both;
 };
 
-// One prompt into a fresh cache of one layer; false: the recipe needs queries, too.
-bool commit(const std::string &recipe, const Options &o, Data &data, bool queries, Times *times) {
-  kvq_layer layer = sized<kvq_layer>();
-  layer.kv_heads = o.kv_heads, layer.q_heads = o.q_heads, layer.dim_k = o.dim;
-  kvq_config config = sized<kvq_config>();
-  config.n_layers = config.n_layer_structs = 1;
-  config.layers = &layer;
-  config.recipe = recipe.c_str();
-  kvq_cache *cache = nullptr;
-  kvq_seq seq = 0;
-  check(kvq_create(&config, &cache));
-  check(kvq_seq_create(cache, &seq));
+// A layer of a prompt; the status of FINAL.  Times are added to those of the layers before.
+int32_t commit_layer(kvq_cache *cache, kvq_seq seq, uint32_t layer, const Options &o, Data &data, bool queries, double (*spent)[2]) {
   const double start = now();
   kvq_prefill part = sized<kvq_prefill>();
+  part.layer = layer;
   for (uint64_t first = 0; first < o.tokens; first += o.chunk) {
     const size_t at = size_t(first) * o.kv_heads * o.dim;
     const kvq_tensor k = tensor(data.k, at), v = tensor(data.v, at), q = tensor(data.q);
@@ -113,11 +104,31 @@ bool commit(const std::string &recipe, const Options &o, Data &data, bool querie
   }
   const double staged = now();
   part = sized<kvq_prefill>();
+  part.layer = layer;
   part.flags = KVQ_PREFILL_FINAL;
   const int32_t status = kvq_prefill_commit(cache, seq, &part, nullptr);
-  const double end = now();
+  (*spent)[0] += staged - start, (*spent)[1] += now() - staged;
+  return status;
+}
+
+// One prompt into a fresh cache, layer by layer; false: the recipe needs queries, too.
+bool commit(const std::string &recipe, const Options &o, Data &data, bool queries, Times *times) {
+  kvq_layer layer = sized<kvq_layer>();
+  layer.kv_heads = o.kv_heads, layer.q_heads = o.q_heads, layer.dim_k = o.dim;
+  kvq_config config = sized<kvq_config>();
+  config.n_layers = o.layers, config.n_layer_structs = 1;
+  config.layers = &layer;
+  config.recipe = recipe.c_str();
+  kvq_cache *cache = nullptr;
+  kvq_seq seq = 0;
+  check(kvq_create(&config, &cache));
+  check(kvq_seq_create(cache, &seq));
+  int32_t status = KVQ_OK;
+  double spent[2] = {};
+  for (uint32_t layer = 0; layer < o.layers && status == KVQ_OK; layer++) status = commit_layer(cache, seq, layer, o, data, queries, &spent);
   if (queries || status != KVQ_E_STATE) check(status);
-  times->stage.push_back(staged - start), times->pack.push_back(end - staged), times->both.push_back(end - start);
+  for (double &time : spent) time /= o.layers;
+  times->stage.push_back(spent[0]), times->pack.push_back(spent[1]), times->both.push_back(spent[0] + spent[1]);
   kvq_destroy(cache);
   return status == KVQ_OK;
 }
@@ -157,7 +168,7 @@ cJSON *codec_row(const std::string &text, const Options &o, const Data &data) {
   std::vector<double> times;
   for (uint32_t i = 0; i < o.rounds + 1; i++) {
     const double start = now();
-    for (size_t t = 0; t + kTokens <= o.tokens; t += kTokens) kvq::encode(format, data.k.data() + t * o.dim, o.dim, kTokens, &block);
+    for (size_t t = 0; t + kTokens <= o.tokens; t += kTokens) kvq::encode(format, {data.k.data() + t * o.dim, o.dim}, kTokens, &block);
     times.push_back(now() - start);
   }
   const double ns = median(times) / double(o.tokens / kTokens * kTokens * o.dim) * 1e9;
@@ -179,6 +190,7 @@ int main(int argc, char **argv) {
   app.add_option("--codec", o.codecs, "codec texts, encoded without a cache; empty: none")->capture_default_str();
   app.add_option("--tokens", o.tokens, "of the prompt")->capture_default_str();
   app.add_option("--chunk", o.chunk, "tokens of a chunk")->capture_default_str();
+  app.add_option("--layers", o.layers, "of the cache, committed one after the other")->capture_default_str();
   app.add_option("--kv-heads", o.kv_heads, "")->capture_default_str();
   app.add_option("--q-heads", o.q_heads, "")->capture_default_str();
   app.add_option("--dim", o.dim, "channels of a head")->capture_default_str();

@@ -138,7 +138,7 @@ TEST_CASE("the wire of a block is its flags and the kept rows in fp16") {
 TEST_CASE("dropped tokens take no memory") {
   const auto bytes = [](const char *recipe) {
     Pruned p(setup_of(recipe));
-    p.m.commit(p.s, ids(0, 640));
+    p.m.commit(p.s, ids(0, 1280));
     return stats(p.m.cache).page_bytes_packed;
   };
   REQUIRE(bytes("policy=drop-tokens(r=1/10)") * 10 == bytes("policy=drop-tokens(r=1)"));

@@ -1,4 +1,6 @@
 // Truncation, forks, removal and windows against the shadow model.  (Cases R1 to R9, R11 to R18.)
+#include <algorithm>
+
 #include "mirror.hpp"
 
 using namespace kvq_test;
@@ -282,7 +284,7 @@ TEST_CASE("where every layer has a window memory is bounded, and what a query ca
   Mirror m(narrow), all(wide);  // `all` keeps everything and looks through the same window
   const kvq_seq s = m.create(), t = all.create();
   m.commit(s, ids(0, 200)), all.commit(t, ids(0, 200));
-  uint64_t bytes_at_1000 = 0;
+  uint64_t most = 0;  // before 1000 tokens: pages come and go
   for (uint32_t at = 200; at < 3000; at += 70) {
     m.append(s, ids(at, 67)), all.append(t, ids(at, 67));
     for (uint32_t window : {64u, 100u}) {
@@ -300,9 +302,9 @@ TEST_CASE("where every layer has a window memory is bounded, and what a query ca
     m.append(s, ids(at + 67, 3)), all.append(t, ids(at + 67, 3));
     const uint64_t used = stats(m.cache).bytes_used;
     if (at < 1000)
-      bytes_at_1000 = used;
+      most = std::max(most, used);
     else
-      REQUIRE(used <= bytes_at_1000 + 32768);
+      REQUIRE(used <= most + 4096);
   }
   // What is gone is refused, never read as something else.
   const Seen before = m.query(s, 2, {.check = false});

@@ -45,7 +45,7 @@ inline std::vector<double> doubles(std::span<const uint16_t> x) {
 inline Block encoded(const HeadFormat &format, std::span<const uint16_t> x) {
   Block block(std::pmr::get_default_resource());
   const uint32_t dim = format.shape.dim;
-  kvq::encode(format, x.data(), dim, uint32_t(x.size() / dim), &block);
+  kvq::encode(format, {x.data(), dim}, uint32_t(x.size() / dim), &block);
   return block;
 }
 inline Block encoded(const HeadFormat &format, std::span<const float> x) { return encoded(format, halves(x)); }

@@ -457,7 +457,7 @@ TEST_CASE("no kind ever stores or decodes -0 or anything that is not finite") {
   }
 }
 
-TEST_CASE("strided rows and partial last groups give the same as packed and whole ones") {
+TEST_CASE("rows by channel, strided rows and partial last groups give the same as packed and whole ones") {
   Random random;
   for (const std::string &kind : kinds()) {
     const HeadFormat format = format_of(kind, keys(64));
@@ -465,8 +465,15 @@ TEST_CASE("strided rows and partial last groups give the same as packed and whol
     std::vector<uint16_t> wide(48 * 100, 0x7bff);
     for (size_t t = 0; t < 48; t++) std::copy_n(x.begin() + long(t * 64), 64, wide.begin() + long(t * 100));
     Block packed = encoded(format, x), strided(std::pmr::get_default_resource());
-    kvq::encode(format, wide.data(), 100, 48, &strided);
+    kvq::encode(format, {wide.data(), 100}, 48, &strided);
     INFO(kind);
+    REQUIRE(strided.codes == packed.codes);
+    REQUIRE(strided.params == packed.params);
+    REQUIRE(strided.boosted == packed.boosted);
+    std::vector<uint16_t> by_channel(64 * 50, 0x7bff);
+    for (size_t t = 0; t < 48; t++)
+      for (size_t c = 0; c < 64; c++) by_channel[c * 50 + t] = x[t * 64 + c];
+    kvq::encode(format, {by_channel.data(), 1, 50}, 48, &strided);
     REQUIRE(strided.codes == packed.codes);
     REQUIRE(strided.params == packed.params);
     REQUIRE(strided.boosted == packed.boosted);

@@ -130,7 +130,7 @@ TEST_CASE("no tokens are an empty block") {
     Block block(std::pmr::get_default_resource());
     INFO(row.text);
     CHECK(kvq::wire_size(format, 0) == 0);
-    kvq::encode(format, nullptr, 128, 0, &block);
+    kvq::encode(format, {nullptr, 128}, 0, &block);
     CHECK(block.codes.empty());
     CHECK(read_back(format, {}, 0, &block) == KVQ_OK);
     kvq::decode(format, block, nullptr);

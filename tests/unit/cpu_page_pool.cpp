@@ -66,6 +66,24 @@ TEST_CASE("pages are zeros, aligned, and nobody else's, through thousands of ran
   REQUIRE(memory.used() == 0);
 }
 
+TEST_CASE("mappings that are kept give zeros again, to pages of any size, and are nobody's memory") {
+  Memory memory;
+  PagePool pool(&memory);
+  constexpr size_t kBytes = size_t(192) << 20;  // more than is kept
+  for (const size_t bytes : {131072, 51200, 131072, 4096}) {
+    std::vector<void *> pages;
+    const uint64_t before = memory.used();
+    for (size_t used = 0; used < kBytes; used += bytes) {
+      pages.push_back(pool.allocate(bytes));
+      REQUIRE(is_zero(pages.back(), bytes));
+      std::memset(pages.back(), 0xff, bytes);
+    }
+    REQUIRE(memory.used() >= before + kBytes);
+    for (void *page : pages) pool.release(page, bytes);
+    REQUIRE(memory.used() <= before + 16384);  // its lists
+  }
+}
+
 TEST_CASE("a limit holds to the byte, and what was refused leaves no trace") {
   constexpr size_t kPage = 131072, kLimit = 100 * kPage;
   Memory memory(nullptr, kLimit);

@@ -162,14 +162,26 @@ TEST_CASE("every table of loops transposes and packs whole and broken squares") 
       std::vector<uint16_t> halves_in = torture_rows(random, size_t(rows) * stride, 3), halves_out(size_t(columns) * (rows + 2), 7);
       std::vector<uint8_t> in(size_t(rows) * stride), out(size_t(columns) * (rows + 2), 7);
       for (uint8_t &byte : in) byte = uint8_t(random.bits());
-      loops->transpose_halves(halves_in.data(), stride, rows, columns, halves_out.data(), rows + 2);
+      std::vector<uint32_t> index(rows);
+      for (uint32_t &row : index) row = uint32_t(random.below(rows));
+      std::vector<uint16_t> picked_out(halves_out);
+      loops->transpose_halves(halves_in.data(), stride, nullptr, rows, columns, halves_out.data(), rows + 2);
+      loops->transpose_halves(halves_in.data(), stride, index.data(), rows, columns, picked_out.data(), rows + 2);
       loops->transpose_bytes(in.data(), stride, rows, columns, out.data(), rows + 2);
       bool right = true;
       for (uint32_t c = 0; c < columns; c++)
         for (uint32_t r = 0; r < rows + 2; r++) {
           right = right && out[c * (rows + 2) + r] == (r < rows ? in[r * stride + c] : 7);
           right = right && halves_out[c * (rows + 2) + r] == (r < rows ? halves_in[r * stride + c] : 7);
+          right = right && picked_out[c * (rows + 2) + r] == (r < rows ? halves_in[index[r] * stride + c] : 7);
         }
+      std::vector<uint32_t> column;
+      for (uint32_t c = 0; c < std::min(columns, 32u); c++)
+        if (trial % 4 == 0 || random.below(3) == 0 || c == 0) column.push_back(c);
+      const size_t picked = column.size(), across = picked + 1;
+      std::vector<uint16_t> some(rows * across, 7);
+      loops->pick_halves(halves_in.data(), stride, rows, column.data(), uint32_t(picked), some.data(), across);
+      for (size_t i = 0; i < some.size(); i++) right = right && some[i] == (i % across < picked ? halves_in[i / across * stride + column[i % across]] : 7);
       const uint32_t quads = columns / 4;
       std::vector<uint8_t> line(size_t(quads) * 4 * (rows + 1), 7), words(size_t(columns) * 4, 7);
       loops->key_words(in.data(), stride, rows, quads, line.data(), 4 * (rows + 1));
@@ -212,7 +224,7 @@ TEST_CASE("every table of loops rotates and sums rows as section 3 and tree() sa
           for (uint32_t l = 0; l < kRowLanes; l++) x[j][l] = torture(random, kind);
         }
         Lanes loaded(n), flipped(n), turned(n);
-        loops->load_lanes(x.get(), channel.data(), n, kind % 2 ? mu.data() : nullptr, loaded.y.get());
+        loops->load_lanes(x[0], kRowLanes, channel.data(), n, kind % 2 ? mu.data() : nullptr, loaded.y.get());
         std::copy_n(lanes.y[0], n * kRowLanes, flipped.y[0]);
         loops->flip_lanes(flipped.y.get(), n, words.data());
         const uint32_t p = std::bit_floor(n);
