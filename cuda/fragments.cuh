@@ -364,7 +364,7 @@ struct Digits : CodeTraits {
     for (int y = 0; y < 8 && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
     hand(0, 0, r, use), hand(1, 4, r, use);
   }
-  // Eight units, from pair kFirst on.
+  // Eight units, from pair kFirst on, of a loose shape.
   template <int kFirst, class Use>
   __device__ static __forceinline__ void for_loose(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4];
@@ -416,6 +416,7 @@ struct Digits : CodeTraits {
     }
   }
   __device__ static __forceinline__ uint32_t take_crumb(uint32_t w, int at) { return kQuotients ? w & 0x03030303u << at : w >> at & 0x03030303u; }
+  // The same where shapes are not loose.
   template <int kFirst, class Use>
   __device__ static __forceinline__ void for_part(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4], last = 0, single[4] = {};

@@ -231,7 +231,8 @@ struct DigitShape {
   KVQ_HD constexpr uint32_t blocks() const { return loose ? 2 : (half ? 8 : 15) / digits; }  // k
   KVQ_HD constexpr uint32_t numbers() const { return 4 * blocks() + (half ? 2 : 0); }
   KVQ_HD constexpr uint32_t first_left() const { return 4 * blocks() * digits; }
-  KVQ_HD constexpr uint32_t first_single() const { return loose ? first_left() : half ? 30 : 60; }
+  KVQ_HD constexpr uint32_t first_single() const { return loose ? first_left() : half ? 30
+                                                                                      : 60; }
   // The register of digit d of number i.
   KVQ_HD constexpr uint32_t digit_register(uint32_t i, uint32_t d) const {
     return i < 4 * blocks() ? 4 * (i / 4 * digits + d) + i % 4 : first_left() + (i - 4 * blocks()) * digits + d;
