@@ -61,20 +61,20 @@ struct Nibbles : CodeTraits {
   static constexpr uint32_t kWarps = kSigned ? 12 : 16;
   __device__ static constexpr int bytes(int units) { return units * W * 128; }
 
-  // Levels, or magnitudes times `sign`, of 8 * k and on as bytes.
-  static constexpr LevelTable tabulate(int k, int sign) {
+  // Levels, or magnitudes, of 8 * k and on as bytes.
+  static constexpr LevelTable tabulate(int k) {
     LevelTable table{0, 0};
     for (int i = 0; i < 8; i++) {
       const int code = (kSigned ? (1 << (W - 1)) + 8 * k + i : i % (1 << W)) - int(centre(W, B));
-      const int level = code >= 0 && code < 1 << B ? book_data::level(B, code) : 0;
-      (i < 4 ? table.low : table.high) |= (uint32_t(sign * level) & 0xff) << 8 * (i % 4);
+      const int level = code >= 0 && code < 1 << B ? book_data::level(B, code) : 1;  // another book's: not 0, whose negative would carry
+      (i < 4 ? table.low : table.high) |= (uint32_t(level) & 0xff) << 8 * (i % 4);
     }
     return table;
   }
   // As constants.
-  template <int K = 0, int kSign = 1>
+  template <int K = 0>
   __device__ static __forceinline__ LevelTable levels() {
-    constexpr LevelTable kTable = tabulate(K, kSign);
+    constexpr LevelTable kTable = tabulate(K);
     constexpr uint32_t kLow = kTable.low, kHigh = kTable.high;
     return {kLow, kHigh};
   }
@@ -111,19 +111,6 @@ struct Nibbles : CodeTraits {
     const uint32_t shifted = w << 4;
     even = permute(w, w, 0xba98u), odd = permute(shifted, shifted, 0xba98u);
   }
-  // 16 levels: both signs are looked up.
-  __device__ static __forceinline__ void look_up_both(const uint32_t (&w)[W], uint32_t (&r)[8]) {
-    uint32_t negative[8];
-    look_up(w, levels(), r);
-    look_up(w, levels<0, -1>(), negative);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      uint32_t mask[2];
-      signs(w[k], mask[0], mask[1]);
-#pragma unroll
-      for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] & ~mask[odd]) | (negative[2 * k + odd] & mask[odd]);
-    }
-  }
   // Codes whose magnitude's higher bits are K take their levels from table K.
   template <int K>
   __device__ static __forceinline__ void choose(const uint32_t (&w)[W], uint32_t (&r)[8]) {
@@ -148,8 +135,9 @@ struct Nibbles : CodeTraits {
   __device__ static __forceinline__ void choose_all(const uint32_t (&w)[W], uint32_t (&r)[8], std::integer_sequence<int, K...>) {
     (choose<K + 1>(w, r), ...);
   }
-  // More levels: -m is ~m + 1, which does not carry.
-  __device__ static __forceinline__ void look_up_far(const uint32_t (&w)[W], uint32_t (&r)[8]) {
+  // Magnitudes with signs: -m is ~m + 1, which does not carry.  The ones are a product, since multipliers are idle where permutations
+  // and logic are many: 255 * 0x01010101 is -1 modulo 2^32.
+  __device__ static __forceinline__ void look_up_signed(const uint32_t (&w)[W], uint32_t (&r)[8]) {
     look_up(w, levels(), r);
     choose_all(w, r, std::make_integer_sequence<int, (1 << (W - 4)) - 1>());
 #pragma unroll
@@ -157,16 +145,14 @@ struct Nibbles : CodeTraits {
       uint32_t mask[2];
       signs(w[k], mask[0], mask[1]);
 #pragma unroll
-      for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] ^ mask[odd]) + (mask[odd] & 0x01010101u);
+      for (int odd = 0; odd < 2; odd++) r[2 * k + odd] = (r[2 * k + odd] ^ mask[odd]) - mask[odd] * 0x01010101u;
     }
   }
   __device__ static __forceinline__ void unit(const uint8_t *at, uint32_t lane, LevelTable table, uint32_t (&r)[8]) {
     uint32_t w[W];
     load_unit<W>(at, lane, w);
-    if constexpr (W > 4)
-      look_up_far(w, r);
-    else if constexpr (W == 4)
-      look_up_both(w, r);
+    if constexpr (kSigned)
+      look_up_signed(w, r);
     else
       look_up(w, table, r);
   }

@@ -70,6 +70,13 @@ struct GroupKeys {
 #pragma unroll
       for (int i = 0; i < 4; i++) multiply_signed_unit(acc[n][i], r[2 * i], r[2 * i + 1], b[n * 32]);
   }
+  // The same of two units and two entries.
+  __device__ __forceinline__ static void multiply_two(const uint32_t (&r)[8], const uint32_t (&t)[8], const uint32_t *b, int (&acc)[N][4][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) multiply_query<false>(acc[n][i], r[2 * i], r[2 * i + 1], t[2 * i], t[2 * i + 1], b[n * 32], b[(N + n) * 32]);
+  }
   // A unit of a group of W bits that is stored at `stored` bits.
   template <int W>
   __device__ __forceinline__ void add_shared(const Lane &me, const uint8_t *codes, uint32_t stored, const uint32_t *b, int (&acc)[N][4][4]) const {
@@ -123,11 +130,19 @@ struct GroupKeys {
     if (first == end) return;
     int acc[N][4][4] = {};
     const uint32_t last = widths.of(end - 1);
+    uint32_t left = end - first - (last != W);
 #pragma unroll 1
-    for (uint32_t left = end - first - (last != W); left; left--, b += 32 * N, codes += W * 128) {
+    for (; left > 1; left -= 2, b += 2 * 32 * N, codes += 2 * W * 128) {
+      uint32_t r[8], t[8];
+      Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(), r);
+      Nibbles<W>::unit(codes + W * 128, me.lane, Nibbles<W>::levels(), t);
+      multiply_two(r, t, b, acc);
+    }
+    if (left) {
       uint32_t r[8];
       Nibbles<W>::unit(codes, me.lane, Nibbles<W>::levels(), r);
       multiply(r, b, acc);
+      b += 32 * N, codes += W * 128;
     }
     if (last != W) add_shared<W>(me, codes, last, b, acc), b += 32 * N;
     add_logits(me, book_data::scale(W), scales, s, [&](int n, int x) {
