@@ -202,7 +202,6 @@ Times compare(uint32_t rounds, One one, Many many) {
 }
 
 void measure(const std::string &recipe, uint64_t tokens, uint32_t n, double rate, const Options &o, Prompt &alone, cJSON *results) {
-  Crew crew(n);
   const double rows = double(tokens) * o.kv_heads * 1e-9;
   cJSON *row = cJSON_CreateObject();
   cJSON_AddStringToObject(row, "recipe", recipe.c_str());
@@ -211,6 +210,7 @@ void measure(const std::string &recipe, uint64_t tokens, uint32_t n, double rate
   std::printf("%-20s %7llu %3u", recipe.c_str(), (unsigned long long)tokens, n);
   for (const bool own : {true, false}) {
     Prompt prompt(recipe, tokens, own ? n : 1, own ? 1 : n, o);
+    Crew crew(own ? 1 : n);  // who waits without sleeping would keep a core from the library's threads
     const std::function<void(uint32_t)> share = [&](uint32_t i) { prompt.attend(i, n); };
     const Times times = compare(o.rounds, [&] { alone.attend(); }, [&] { own ? prompt.attend() : crew.run(share); });
     if (prompt.out() != alone.out()) throw std::runtime_error("results depend on the number of threads");
