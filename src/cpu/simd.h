@@ -80,7 +80,8 @@ KVQ_INLINE VFloat multiply_add(VFloat a, VFloat b, VFloat c) {
 #elif KVQ_VECTOR_BYTES == 32
   return (VFloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-  return (VFloat)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+  for (uint32_t i = 0; i < kLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);  // one instruction
+  return c;
 #else
   return opaque(a * b) + c;
 #endif
