@@ -289,14 +289,17 @@ struct Digits : CodeTraits {
     static_assert(kHalf ? U == 4 : U == 8 || U == 16);
     if constexpr (kHalf)
       for_half(codes, lane, table, use);
-    else if constexpr (kLoose)
-      for_loose<0>(codes, lane, table, use);
     else
-      for_part<0>(codes, lane, table, use);
-    if constexpr (U == 16 && kLoose)
-      for_loose<4>(codes + kWords * 128, lane, table, use);
-    else if constexpr (U == 16)
-      for_part<4>(codes + kWords * 128, lane, table, use);
+      for_eight<0>(codes, lane, table, use);
+    if constexpr (U == 16) for_eight<4>(codes + kWords * 128, lane, table, use);
+  }
+  // Eight units, from pair kFirst on.
+  template <int kFirst, class Use>
+  __device__ static __forceinline__ void for_eight(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
+    if constexpr (kLoose)
+      for_loose<kFirst>(codes, lane, table, use);
+    else
+      for_part<kFirst>(codes, lane, table, use);
   }
   // Registers of the units 2 * p and 2 * p + 1, from those by y and q.
   template <int Y, class Use>
@@ -350,7 +353,7 @@ struct Digits : CodeTraits {
     for (int y = 0; y < 8 && kTable; y++) look_up(table, r[y][0], r[y][1]), look_up(table, r[y][2], r[y][3]);
     hand(0, 0, r, use), hand(1, 4, r, use);
   }
-  // Eight units, from pair kFirst on, of a loose shape.
+  // Those of a loose shape.
   template <int kFirst, class Use>
   __device__ static __forceinline__ void for_loose(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4];
@@ -402,7 +405,7 @@ struct Digits : CodeTraits {
     }
   }
   __device__ static __forceinline__ uint32_t take_crumb(uint32_t w, int at) { return kQuotients ? w & 0x03030303u << at : w >> at & 0x03030303u; }
-  // The same where shapes are not loose.
+  // Those of others.
   template <int kFirst, class Use>
   __device__ static __forceinline__ void for_part(const uint8_t *codes, uint32_t lane, LevelTable table, Use &use) {
     uint32_t r[16][4], last = 0, single[4] = {};
@@ -484,9 +487,11 @@ __device__ __forceinline__ void multiply_halves(float *c, const uint32_t (&a)[4]
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Bytes 0, or bytes 1, of four registers.
-__device__ __forceinline__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t selector) {
-  return permute(permute(a, b, selector), permute(c, d, selector), 0x5410u);
+// A thread's part of an 8 x 8 matrix of 16-bit numbers of a warp, row lane / 4, columns lane % 4 * 2 and the next, of its transpose.
+__device__ __forceinline__ uint32_t transposed(uint32_t two) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
+  return out;
 }
 
 // ---- a ring of pages in shared memory

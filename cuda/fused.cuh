@@ -455,10 +455,7 @@ template <int B>
 __device__ __forceinline__ void trade_weights(const uint32_t (&v)[8], uint32_t (&b)[4]) {
   uint32_t columns[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const uint32_t bytes = permute(v[2 * i], v[2 * i + 1], 0x4051u + 0x1111u * B);  // high ones, then low ones
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns[i]) : "r"(bytes));
-  }
+  for (int i = 0; i < 4; i++) columns[i] = transposed(permute(v[2 * i], v[2 * i + 1], 0x4051u + 0x1111u * B));  // high bytes, then low ones
 #pragma unroll
   for (int i = 0; i < 4; i += 2) b[i] = permute(columns[i], columns[i + 1], 0x5410u), b[i + 1] = permute(columns[i], columns[i + 1], 0x7632u);
 }

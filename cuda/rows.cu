@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/fragments.cuh"
 #include "cuda/tile.cuh"
 
 namespace kvq::cuda {
@@ -22,13 +23,6 @@ __device__ void store_row(uint16_t *to, const uint16_t *from, uint32_t dim, uint
 __device__ inline uint32_t enter_two(const DeviceTensor &x, int64_t at, uint64_t key, Findings *findings) {
   const uint32_t low = enter(load_element(x, at), key, findings);
   return low | uint32_t(enter(load_element(x, at + 1), key + 1, findings)) << 16;
-}
-
-// A thread's part of an 8 x 8 matrix of fp16 numbers of a warp, row lane / 4, columns lane % 4 * 2 and the next, of its transpose.
-__device__ inline uint32_t transposed(uint32_t two) {
-  uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
-  return out;
 }
 
 // -0 becomes +0.
