@@ -482,7 +482,7 @@ cudaError_t attend_prompts(const AttendArguments &arguments, const PromptLaunch 
   const bool capturing = status != cudaStreamCaptureStatusNone;
   const uint32_t groups = capturing ? arguments.kv_heads : prompts.groups;
   for (uint32_t group = 0; group < groups; group++) {
-    if (const cudaError_t error = make_images(arguments, group, processors.count, stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = make_images(arguments, group, processors, stream); error != cudaSuccess) return error;
     const auto start = panels == 1 ? launch<1> : panels == 2 ? launch<2> : launch<4>;
     if (const cudaError_t error = start(arguments, group, capturing || prompts.splits, processors, stream); error != cudaSuccess) return error;
   }

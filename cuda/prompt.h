@@ -27,7 +27,7 @@ constexpr size_t tile_image_bytes(uint32_t panels) { return 4 * image_bytes(pane
 // Is there shared memory enough for a block?
 bool has_prompt_kernel(uint32_t dim_k, uint32_t dim_v, const Processors &processors);
 // Make the images of a group of KV heads.
-cudaError_t make_images(const AttendArguments &arguments, uint32_t group, uint32_t processors, cudaStream_t stream);
+cudaError_t make_images(const AttendArguments &arguments, uint32_t group, const Processors &processors, cudaStream_t stream);
 // Decode and attend, head group by head group.  arguments.plan: of the prompts.
 cudaError_t attend_prompts(const AttendArguments &arguments, const PromptLaunch &launch, const Processors &processors, cudaStream_t stream);
 

@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(kThreads, kAtOnce) images_kernel(const __grid_
   const Plan plan = *a.plan;
   const HeadGroup heads(plan, a, group);
   const Images images(plan, P);
-  let_next_begin();
+  await_earlier(), let_next_begin();  // rows that were appended; images that are still read
   for (uint32_t i = blockIdx.x; i < plan.tiles * heads.count * 2; i += gridDim.x) {
     const uint32_t tensor = i % 2, head = i / 2 % heads.count, index = i / 2 / heads.count;
     const SequenceEntry &sequence = find_sequence(plan, index);
@@ -412,17 +412,16 @@ __global__ void __launch_bounds__(kThreads, kAtOnce) images_kernel(const __grid_
 }
 
 template <int P>
-cudaError_t launch(const AttendArguments &a, uint32_t group, uint32_t processors, cudaStream_t stream) {
+cudaError_t launch(const AttendArguments &a, uint32_t group, const Processors &processors, cudaStream_t stream) {
   constexpr uint32_t kBytes = kTileBytes<P>;
   const cudaError_t error = cudaFuncSetAttribute(images_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return error;
-  images_kernel<P><<<processors * kAtOnce, kThreads, kBytes, stream>>>(a, group);
-  return cudaGetLastError();
+  return launch_early(images_kernel<P>, processors.count * kAtOnce, kThreads, kBytes, processors, stream, a, group);
 }
 
 }  // namespace
 
-cudaError_t make_images(const AttendArguments &arguments, uint32_t group, uint32_t processors, cudaStream_t stream) {
+cudaError_t make_images(const AttendArguments &arguments, uint32_t group, const Processors &processors, cudaStream_t stream) {
   const uint32_t panels = prompt_panels(arguments.dim_k, arguments.dim_v);
   return panels == 1 ? launch<1>(arguments, group, processors, stream) : panels == 2 ? launch<2>(arguments, group, processors, stream)
                                                                                      : launch<4>(arguments, group, processors, stream);
