@@ -5,6 +5,7 @@
 #include "cuda/attend.cuh"
 #include "cuda/attend_fast.h"
 #include "cuda/decode.cuh"
+#include "cuda/results.cuh"
 
 namespace kvq::cuda {
 namespace {
@@ -20,7 +21,6 @@ struct Shared {
   float *ml;     // [row][2]
   float *alpha;  // [row]
   float *center; // [domain][row]: q . mu
-  float *weights;  // [row][split]
 };
 
 __device__ Shared carve(float *memory, const AttendArguments &a) {
@@ -32,7 +32,6 @@ __device__ Shared carve(float *memory, const AttendArguments &a) {
   s.ml = s.logit + kRows * kTokens;
   s.alpha = s.ml + 2 * kRows;
   s.center = s.alpha + kRows;
-  s.weights = s.center + kDomains * kRows;
   return s;
 }
 
@@ -170,7 +169,10 @@ __global__ void __launch_bounds__(kThreads) general_kernel(const __grid_constant
     load_queries(a, item, s);
     run_pages(plan, a, item, s);
     join_domains(a, item, s);
-    finish_item<kRows, 0>(plan, a, item, s.o + kRawKind * kRows * a.dim_v, s.ml, s.weights, [] {});
+    __syncthreads();
+    finish_item<kRows, 1, 0>(plan, a, item, [&](uint32_t row, uint32_t channel, bool have) {
+      return RowResult<1>{s.ml[2 * row], s.ml[2 * row + 1], {have ? s.o[(kRawKind * kRows + row) * a.dim_v + channel] : 0.0f}};
+    });
   }
 }
 
@@ -203,7 +205,7 @@ cudaError_t append_rows(const RawShape &shape, const DeviceTensor &k, const Devi
 }
 
 size_t general_shared_bytes(uint32_t dim_k, uint32_t dim_v) {
-  return sizeof(float) * (kDomains * kRows * (dim_k + dim_v) + kTokens * std::max(dim_k, dim_v) + kRows * kTokens + 3 * kRows + kDomains * kRows + kRows * kMaxSplits);
+  return sizeof(float) * (kDomains * kRows * (dim_k + dim_v) + kTokens * std::max(dim_k, dim_v) + kRows * kTokens + 3 * kRows + kDomains * kRows);
 }
 
 cudaError_t prepare_general(uint32_t shared_bytes) { return allow_shared(reinterpret_cast<const void *>(general_kernel), shared_bytes); }

@@ -5,6 +5,7 @@
 #include "cuda/attend_fast.h"
 #include "cuda/fused.cuh"
 #include "cuda/raw_pages.cuh"
+#include "cuda/results.cuh"
 
 namespace kvq::cuda {
 
@@ -19,13 +20,15 @@ constexpr uint32_t max_warps() {
 template <int U, int N>
 struct Queries {
   static constexpr uint32_t kItemRows = kRows * N, kDim = 16 * U;
-  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel, then for raw pages (split_query); in the end, results
-  alignas(16) float slot[kItemRows * query_stride(U)];  // as the keys are stored; in the end, weights of splits
+  alignas(16) float raw[kItemRows * kDim];   // scaled to base 2, by channel, then for raw pages (split_query); in the end, scratch of results
+  alignas(16) float slot[kItemRows * query_stride(U)];  // as the keys are stored
   float center[kItemRows], unit[kItemRows];  // q . mu; of split_query
-  float ml[2 * kItemRows];
   uint64_t signs[U / 4];  // of the values' rotation, by channel
+  // What the end of an item needs: not in registers, which the loop over tiles has.
+  Plan plan;
+  Item item;
+  const TensorFormat *value;  // or nullptr: no packed page
   alignas(16) uint64_t barrier[16 * kStages];
-  static_assert(kDim >= kMaxSplits);
 };
 
 // A row of queries as the keys are stored: raw, by channel, to slot; by one warp, whose lanes have the channels x from C * lane on.
@@ -345,34 +348,50 @@ __device__ __forceinline__ void run_packed(const SequenceEntry &sequence, const 
 
 // ---- the block
 
-// A block's warps to one result in shared memory: o [rows][dim], ml.
+// What the warps of a block have of its rows, in shared memory: [warp][row][kStride], then m and l of each.
 template <int U, int N>
-__device__ void merge_warps(const Lane &me, uint32_t warp, uint32_t warps, Soft<U> (&soft)[N], float *memory, float *o, float *ml) {
-  constexpr uint32_t kDim = 16 * U, kItemRows = kRows * N;
-  float *states = memory + warps * kItemRows * kDim;
-  __syncthreads();  // the ring is free
+struct WarpResults {
+  static constexpr uint32_t kItemRows = kRows * N, kStride = 16 * U + 8;  // the eight: a warp writes four rows at once, to all banks
+  static constexpr uint32_t kBytes = sizeof(float) * kItemRows * (kStride + 2);  // of a warp
+  float *memory, *states;
+  __device__ WarpResults(uint8_t *at, uint32_t warps) : memory(reinterpret_cast<float *>(at)), states(memory + warps * kItemRows * kStride) {}
+
+  // By all warps, which meet before and after.
+  __device__ __forceinline__ void write(const Lane &me, uint32_t warp, Soft<U> (&soft)[N]) {
+    __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; n++) {
-    const uint32_t row = warp * kItemRows + 4 * n + me.t;
-    soft[n].l = lanes_sum(soft[n].l);
-    soft[n].zero = lanes_sum(soft[n].zero);
+    for (int n = 0; n < N; n++) {
+      const uint32_t row = warp * kItemRows + 4 * n + me.t;
+      soft[n].l = lanes_sum(soft[n].l);
+      soft[n].zero = lanes_sum(soft[n].zero);
 #pragma unroll
-    for (int y = 0; y < 2 * U; y++) memory[row * kDim + 8 * y + me.r] = soft[n].o[y] + soft[n].zero;
-    if (me.r == 0) states[2 * row] = soft[n].m, states[2 * row + 1] = soft[n].l;
-  }
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kItemRows * kDim; i += blockDim.x) {
-    const uint32_t row = i / kDim;
-    float m = kUnseen, l = 0, sum = 0;
-    for (uint32_t w = 0; w < warps; w++) m = fmaxf(m, states[(w * kItemRows + row) * 2]);
-    for (uint32_t w = 0; w < warps; w++) {
-      const float scale = exp2_fast(states[(w * kItemRows + row) * 2] - m);
-      l = fmaf(scale, states[(w * kItemRows + row) * 2 + 1], l);
-      sum = fmaf(scale, memory[w * kItemRows * kDim + i], sum);
+      for (int y = 0; y < 2 * U; y++) memory[row * kStride + 8 * y + me.r] = soft[n].o[y] + soft[n].zero;
+      if (me.r == 0) states[2 * row] = soft[n].m, states[2 * row + 1] = soft[n].l;
     }
-    o[i] = sum;
-    if (i % kDim == 0) ml[2 * row] = l > 0 ? m : -INFINITY, ml[2 * row + 1] = l;
+    __syncthreads();
   }
+  // Their sum, by one warp.
+  __device__ __forceinline__ RowResult<U / 2> add(uint32_t lane, uint32_t warps, uint32_t row) const {
+    return add_parts<U / 2, 16>(
+        lane, warps, [&](uint32_t w) { return *reinterpret_cast<const float2 *>(states + 2 * (w * kItemRows + row)); },
+        [&](uint32_t w, float(&x)[U / 2]) { read_shared(memory + (w * kItemRows + row) * kStride + U / 2 * lane, x); });
+  }
+};
+
+// A row of results from slots to channels; scratch: [dim] of this warp.
+template <class First, int C>
+__device__ __forceinline__ void restore_row(uint32_t lane, const TensorFormat &value, const uint64_t *signs, float *scratch, float (&x)[C]) {
+  if (First::Value::kScattered && Kind(value.kind) == Kind::channel_split) {
+#pragma unroll
+    for (int j = 0; j < C; j++) scratch[C * lane + j] = x[j];
+    __syncwarp();
+    gather_row<C>(lane, value, scratch);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < C; j++) x[j] = scratch[C * lane + j];
+    return;
+  }
+  if (value.rotate) rotate_row(lane, uint32_t(signs[C * lane / 64] >> (C * lane % 64)), true, x);
 }
 
 template <int U, int N, class First, class Second>
@@ -388,13 +407,14 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
   publish_barriers();
   __syncthreads();
   uint32_t used = 0;  // tiles, that is slots, so far
-  for (uint32_t index = blockIdx.x; index < plan.items; index += gridDim.x) {
+  for (uint32_t index = blockIdx.x - plan.idle; index < plan.items; index += gridDim.x) {  // those before are beyond all items
     const ShareEntry &share = plan.shares[index / a.kv_heads];
     const Item item = find_item(plan, a, index);
     prefetch_queries(item, a);
     auto walk = open_walk<!std::is_same_v<Second, NoPages>, KeysOf<First, U, N>::kColumns>(share, item.head, me, warp, warps, slot_bytes, ring, s.barrier, used);
     const Classes<First, Second> classes(item);
     const TensorFormat *key = classes.formats, *value = key ? key + 1 : nullptr;
+    if (threadIdx.x == 0) s.plan = plan, s.item = item, s.value = value;
     if (value && value->rotate && warp == warps - 1 && lane < U / 4)  // as row_signs() has them
       s.signs[lane] = splitmix64(sign_seed(value->seed, value->tensor, 0, value->region[0].rotation) ^ lane);
     load_queries<U, N>(a, item, key, s);
@@ -418,23 +438,12 @@ __global__ void __launch_bounds__(max_warps<U, N, First>() * 32, 1) fused_kernel
       run_packed<First, Second, U, N>(*item.sequence, a, me, classes, walk, reinterpret_cast<uint32_t *>(scratch), packed_sees, s, soft);
       used = walk.used;
     }
-    merge_warps<U, N>(me, warp, warps, soft, reinterpret_cast<float *>(ring), s.raw, s.ml);
-    finish_item<kRows * N, kDim>(plan, a, item, s.raw, s.ml, s.slot, [&] {
-      if (!value) return;
-      if (First::Value::kScattered && Kind(value->kind) == Kind::channel_split) {
-        for (uint32_t row = warp; row < kRows * N; row += warps) gather_row<C>(lane, *value, s.raw + row * kDim);
-        return;
-      }
-      if (!value->rotate) return;
-      const uint32_t signs = uint32_t(s.signs[C * lane / 64] >> (C * lane % 64));
-      for (uint32_t row = warp; row < kRows * N; row += warps) {
-        float x[C], *at = s.raw + row * kDim + C * lane;
-#pragma unroll
-        for (int j = 0; j < C; j++) x[j] = at[j];
-        rotate_row(lane, signs, true, x);
-#pragma unroll
-        for (int j = 0; j < C; j++) at[j] = x[j];
-      }
+    WarpResults<U, N> results(ring, warps);
+    results.write(me, warp, soft);
+    finish_item<kRows * N, C, kDim>(s.plan, a, s.item, [&](uint32_t row, uint32_t, bool) {
+      RowResult<C> result = results.add(lane, warps, row);
+      if (s.value) restore_row<First>(lane, *s.value, s.signs, s.raw + row * kDim, result.o);
+      return result;
     });
   }
   await_earlier();  // without an item, too: who comes next counts on all that came before
@@ -450,7 +459,7 @@ cudaError_t launch_fused(const AttendArguments &a, const LayerLaunch &launch, co
 template <int U, int N, class First, class Second>
 constexpr FusedKernel fused(PagePath first, PagePath second) {
   return {16 * U, N, first, second,
-          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, scratch_bytes<First, U, N>(), uint32_t(sizeof(float)) * kRows * N * (16 * U + 2)},
+          {max_warps<U, N, First>(), sizeof(Queries<U, N>) + 256, scratch_bytes<First, U, N>(), WarpResults<U, N>::kBytes},
           launch_fused<U, N, First, Second>, [] { return reinterpret_cast<const void *>(fused_kernel<U, N, First, Second>); }};
 }
 

@@ -73,6 +73,9 @@ struct Plan {
   Findings *findings;    // [sequence]
   uint32_t items, tokens;
   uint32_t item_rows;    // (query, head) pairs of an item: of one row block or more
+  // Blocks of a fused kernel that come before those with an item: as many as there are processors without one, where several blocks run on
+  // each.  A kernel's first blocks go to processors that the kernel in front leaves idle, and later ones go there again: two items on one.
+  uint32_t idle;
   // Prompts.
   const SequenceEntry *sequences;
   uint8_t *images;

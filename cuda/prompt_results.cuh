@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda/fused.cuh"
 #include "cuda/prompt.cuh"
+#include "cuda/results.cuh"
 
 namespace kvq::cuda {
 
@@ -31,24 +32,8 @@ __device__ __forceinline__ void store_pair(const DeviceTensor &x, int64_t at, fl
     *reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(const_cast<void *>(x.data)) + at) =
         pack_halves(fminf(fmaxf(first, -65504.0f), 65504.0f), fminf(fmaxf(second, -65504.0f), 65504.0f));
   } else {
-    store_output(x, at, first), store_output(x, at + 1, second);
+    store_outputs(x, at, 1, {first, second});
   }
-}
-
-// Where a row goes, and what its sums are multiplied with; the row's logarithm is stored.
-struct RowEnd {
-  int64_t at;
-  float factor;
-};
-__device__ __forceinline__ RowEnd end_row(const AttendArguments &a, const Item &item, uint32_t row, float m, float l, bool first_lane) {
-  const uint32_t head = row_head(item, a, row), token = item.sequence->first_query + row_query(item, a, row);
-  float scale = 1;
-  if (a.sinks) {
-    const float sink = a.sinks[head] * kLog2E, top = fmaxf(m, sink);
-    scale = exp2f(m - top), l = l * scale + exp2f(sink - top), m = top;
-  }
-  if (a.lse && first_lane) a.lse[size_t(token) * a.kv_heads * a.ratio + head] = l > 0 ? (m + log2f(l)) * kLn2 : -INFINITY;
-  return {int64_t(token) * a.out.token_stride + int64_t(head) * a.out.head_stride, l > 0 ? scale / l : 0.0f};
 }
 
 // Outputs of two rows back from their rotation (section 3): channel 64 * p + 8 * j + 2 * t + odd.
@@ -113,21 +98,12 @@ __device__ __forceinline__ void store_rows(const Plan &plan, const AttendArgumen
 
 // Splits of a row, in their order, by a warp.
 __device__ inline void merge_row(const Plan &plan, const AttendArguments &a, const Item &item, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32, splits = item.sequence->splits, size = kPromptRows * (a.dim_v + 2);
-  const size_t step = size_t(a.kv_heads) * size;
-  const float *o = plan.partials + size_t(item.partial) * size + row * a.dim_v, *ml = plan.partials + size_t(item.partial) * size + kPromptRows * a.dim_v + 2 * row;
-  float m = kUnseen, l = 0;
-  for (uint32_t s = 0; s < splits; s++) m = fmaxf(m, ml[s * step]);
-  for (uint32_t s = 0; s < splits; s++) l = fmaf(exp2_fast(ml[s * step] - m), ml[s * step + 1], l);
-  const RowEnd end = end_row(a, item, row, m, l, lane == 0);
-  for (uint32_t channel = 2 * lane; channel < a.dim_v; channel += 64) {
-    float x = 0, y = 0;
-    for (uint32_t s = 0; s < splits; s++) {
-      const float weight = exp2_fast(ml[s * step] - m);
-      const float2 two = *reinterpret_cast<const float2 *>(o + s * step + channel);
-      x = fmaf(weight, two.x, x), y = fmaf(weight, two.y, y);
-    }
-    store_pair(a.out, end.at + channel, x * end.factor, y * end.factor);
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t channel = 2 * lane; channel - 2 * lane < a.dim_v; channel += 64) {
+    const bool have = channel < a.dim_v;  // dimensions are even
+    const RowResult<2> r = add_splits<2>(plan, a, item, {kPromptRows, a.dim_v}, lane, row, channel, have);
+    const RowEnd end = end_row(a, item, row, r.m, r.l, channel == 0);
+    if (have) store_pair(a.out, end.at + channel, r.o[0] * end.factor, r.o[1] * end.factor);
   }
 }
 

@@ -179,6 +179,7 @@ void Planner::add_plan(uint32_t layer, uint32_t launch) {
       if (entry.splits > 1) split_items += entry.splits * heads, groups += heads;
     }
   }
+  if (how.shape.at_once > 1) plan.idle = processors_.count - std::min(processors_.count, plan.items);
   partials_ = std::max(partials_, size_t(split_items) * plan.item_rows * (shapes_[layer].dim_v + 2));
   groups_ = std::max(groups_, groups);
   plans_.push_back(plan);

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "device_kit.hpp"
+#include "mirror.hpp"
 
 using namespace kvq_test;
 
@@ -140,5 +141,76 @@ TEST_CASE("a graph is captured when something is packed, not before") {
     REQUIRE((refusals > 0 && refusals < 300));
     cudaStreamDestroy(stream);
     kvq_destroy(cache);
+  }
+}
+
+// The first step has a sequence of 20000 tokens in many splits, the second one of 3000 in few; the other sequence is one item.  A graph
+// of either step is right in both, to the bits of a call.
+TEST_CASE("a graph serves steps with more splits and fewer than its own") {
+  constexpr uint32_t kHeads = 2, kRatio = 4, kDim = 128, kTokens[2] = {20000, 500}, kShort = 3000, kPairs = 2;
+  const kvq_layer layer = layer_of(kHeads, kRatio, kDim);
+  for (const char *recipe : {"tq-3", "tq-split", "kivi-2"}) {
+    INFO(recipe);
+    kvq_cache *caches[2];
+    kvq_seq pairs[2][kPairs][2];  // [side][pair]: of different lengths, and of short ones
+    Random random(23);
+    for (uint32_t side = 0; side < 2; side++) {
+      auto config = sized<kvq_config>();
+      config.backend = side, config.n_layers = config.n_layer_structs = 1, config.layers = &layer, config.recipe = recipe;
+      ok(kvq_create(&config, &caches[side]));
+      for (kvq_seq &seq : pairs[side][0]) ok(kvq_seq_create(caches[side], &seq));
+    }
+    for (uint32_t s = 0; s < 2; s++) {
+      const Tensor k(random.rows(kTokens[s], kHeads, kDim), kHeads, kDim), v(random.rows(kTokens[s], kHeads, kDim), kHeads, kDim);
+      auto chunk = sized<kvq_prefill>();
+      chunk.n_tokens = kTokens[s], chunk.k = k.view(), chunk.v = v.view(), chunk.flags = KVQ_PREFILL_FINAL;
+      for (uint32_t side = 0; side < 2; side++) ok(kvq_prefill_commit(caches[side], pairs[side][0][s], &chunk, nullptr));
+    }
+    for (uint32_t side = 0; side < 2; side++) {
+      ok(kvq_seq_fork(caches[side], pairs[side][0][0], kShort, &pairs[side][1][0]));
+      pairs[side][1][1] = pairs[side][0][1];
+    }
+    DeviceFloats query(2 * kHeads * kRatio * kDim), out(query.n);
+    const Floats values = random.normals(query.n, 0.3);
+    const Tensor host_query(values, kHeads * kRatio, kDim);
+    query.set(values);
+    const kvq_tensor tq = query.tensor(), to = out.tensor();
+    const uint32_t ones[2] = {1, 1};
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    cudaGraphExec_t graphs[kPairs];
+    Floats called[kPairs];
+    const auto in_step = [&](uint32_t pair, auto &&work) {
+      kvq_step step;
+      ok(kvq_step_begin(caches[1], pairs[1][pair], ones, 2, KVQ_STEP_QUERY_ONLY, &step));
+      work(step);
+      REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+      ok(kvq_step_end(caches[1], step, nullptr, nullptr));
+    };
+    for (uint32_t pair = 0; pair < kPairs; pair++) {
+      in_step(pair, [&](kvq_step step) { ok(kvq_attend(caches[1], step, 0, &tq, &to, nullptr, nullptr, stream)); });
+      called[pair] = out.get();
+      in_step(pair, [&](kvq_step step) { graphs[pair] = record(stream, [&] { ok(kvq_attend(caches[1], step, 0, &tq, &to, nullptr, nullptr, stream)); }); });
+      kvq_step step;
+      Tensor expected(2, kHeads * kRatio, kDim, KVQ_DTYPE_F32, Lay::packed);
+      ok(kvq_step_begin(caches[0], pairs[0][pair], ones, 2, KVQ_STEP_QUERY_ONLY, &step));
+      ok(kvq_attend(caches[0], step, 0, host_query.view(), expected.view(), nullptr, nullptr, nullptr));
+      ok(kvq_step_end(caches[0], step, nullptr, nullptr));
+      double error = 0, power = 0;
+      const Floats wanted = expected.values();
+      for (size_t i = 0; i < wanted.size(); i++) error += std::pow(called[pair][i] - wanted[i], 2), power += std::pow(wanted[i], 2);
+      INFO("pair " << pair << ": error " << error << " of " << power);
+      REQUIRE(error <= 1e-6 * power);
+    }
+    for (uint32_t graph = 0; graph < kPairs; graph++)
+      for (uint32_t pair = 0; pair < kPairs; pair++) {
+        INFO("graph of pair " << graph << ", step of pair " << pair);
+        out.set(Floats(out.n, -1));
+        in_step(pair, [&](kvq_step) { REQUIRE(cudaGraphLaunch(graphs[graph], stream) == cudaSuccess); });
+        REQUIRE(same_bits(out.get(), called[pair]));
+      }
+    for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+    cudaStreamDestroy(stream);
+    for (kvq_cache *cache : caches) kvq_destroy(cache);
   }
 }
