@@ -69,7 +69,7 @@ class CpuBackend final : public Backend {
   Status attend(const AttendCall &call, Workspace *workspace) override;
 
  private:
-  void add_queries(const LayerShape &shape, const kvq_tensor &q, uint64_t first, uint64_t tokens, uint32_t head, uint16_t *halves,
+  void add_queries(const LayerShape &shape, const kvq_tensor &q, uint64_t first, uint64_t tokens, uint32_t head, uint16_t *halves, uint32_t wanted,
                    HeadStatistics *sums);
   Status check_queries(const AttendCall &call, const AttendSequence &sequence);
 
@@ -84,6 +84,7 @@ class CpuBackend final : public Backend {
 
 void CpuBackend::add_statistics(const LayerShape &shape, std::span<const PageRows> kv, const kvq_tensor *q, uint64_t q_first,
                                 LayerStatistics *statistics) {
+  const uint32_t wanted = statistics->wanted;
   uint64_t tokens = 0;
   for (const PageRows &rows : kv) tokens += rows.count;
   Vector<uint16_t> halves(size_t(kSumTokens) * shape.dim_k, memory_);
@@ -91,29 +92,30 @@ void CpuBackend::add_statistics(const LayerShape &shape, std::span<const PageRow
     HeadStatistics &sums = statistics->heads[head];
     for (const PageRows &rows : kv) {
       load_rows(shape, rows, head, KVQ_TENSOR_K, halves.data());
-      add_key_statistics(shape.head(KVQ_TENSOR_K), halves.data(), shape.dim_k, rows.count, &sums, loops_);
-      add_value_statistics(raw_row(shape, rows.page, head, KVQ_TENSOR_V, rows.first).first, shape.dim_v, rows.count, &sums, loops_);
+      add_key_statistics(shape.head(KVQ_TENSOR_K), halves.data(), shape.dim_k, rows.count, &sums, loops_, wanted);
+      if (wanted & kValueChannels)
+        add_value_statistics(raw_row(shape, rows.page, head, KVQ_TENSOR_V, rows.first).first, shape.dim_v, rows.count, &sums, loops_);
     }
     const uint32_t ratio = shape.q_heads / shape.kv_heads;
-    for (uint32_t i = 0; q && i < ratio; i++) add_queries(shape, *q, q_first, tokens, head * ratio + i, halves.data(), &sums);
+    for (uint32_t i = 0; q && i < ratio; i++) add_queries(shape, *q, q_first, tokens, head * ratio + i, halves.data(), wanted, &sums);
   }
 }
 
 // Rows of one query head, by way of `halves` [kSumTokens][dim_k].  Squares do not care for the sign of a zero, so fp16 is read in place.
 void CpuBackend::add_queries(const LayerShape &shape, const kvq_tensor &q, uint64_t first, uint64_t tokens, uint32_t head,
-                             uint16_t *halves, HeadStatistics *sums) {
+                             uint16_t *halves, uint32_t wanted, HeadStatistics *sums) {
   const uint32_t dim = shape.dim_k;
   const uint16_t *data = static_cast<const uint16_t *>(tensor_row(q, first, head, shape.q_heads, dim));
   if (q.dtype == KVQ_DTYPE_F16 && reinterpret_cast<uintptr_t>(data) % alignof(uint16_t) == 0) {
     const size_t stride = q.token_stride ? size_t(q.token_stride) : size_t(shape.q_heads) * dim;
-    return add_query_statistics(shape.head(KVQ_TENSOR_K), data, stride, tokens, sums, loops_);
+    return add_query_statistics(shape.head(KVQ_TENSOR_K), data, stride, tokens, sums, loops_, wanted);
   }
   for (uint64_t t = 0; t < tokens; t += kSumTokens) {
     const uint32_t count = uint32_t(std::min<uint64_t>(kSumTokens, tokens - t));
     uint64_t ignored = 0;
     for (uint32_t i = 0; i < count; i++)
       enter_row(tensor_row(q, first + t + i, head, shape.q_heads, dim), q.dtype, dim, halves + size_t(i) * dim, &ignored, loops_);
-    add_query_statistics(shape.head(KVQ_TENSOR_K), halves, dim, count, sums, loops_);
+    add_query_statistics(shape.head(KVQ_TENSOR_K), halves, dim, count, sums, loops_, wanted);
   }
 }
 

@@ -10,10 +10,10 @@ namespace kvq {
 void CenterSum::add(const uint16_t *rows, size_t count) {
   const Loops &loops = select_loops();
   const uint32_t dim = uint32_t(sum_.size());
-  Vector<ChannelUnits> units(dim, sum_.get_allocator());
+  Vector<int64_t> units(dim, sum_.get_allocator());
   for (size_t t = 0; t < count; t += kSumTokens) {
-    loops.sum_channels(rows + t * dim, dim, uint32_t(std::min<size_t>(kSumTokens, count - t)), dim, units.data());
-    for (uint32_t c = 0; c < dim; c++) sum_[c] += units[c].sum;
+    loops.sum_values(rows + t * dim, dim, uint32_t(std::min<size_t>(kSumTokens, count - t)), dim, units.data());
+    for (uint32_t c = 0; c < dim; c++) sum_[c] += units[c];
   }
   count_ += count;
 }

@@ -118,13 +118,13 @@ class CenterSum {
   uint64_t count_ = 0;
 };
 
-// Add entered fp16 rows [count][stride] of one KV head to its statistics; q rows likewise (all query heads in turn).
+// Add entered fp16 rows [count][stride] of one KV head to its statistics; q rows likewise (all query heads in turn).  wanted: of Wanted.
 void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics,
-                        const Loops &loops = loops_portable);
+                        const Loops &loops = loops_portable, uint32_t wanted = kAllSums);
 void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadStatistics *statistics,
                           const Loops &loops = loops_portable);
 void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics,
-                          const Loops &loops = loops_portable);
+                          const Loops &loops = loops_portable, uint32_t wanted = kAllSums);
 void reset_statistics(const LayerShape &shape, LayerStatistics *statistics);
 
 // ---- the blob of kvq_policy_get / kvq_policy_set: everything frozen, with the recipe text and the geometry it belongs to

@@ -33,6 +33,19 @@ void add_channels(const Loops &loops, const uint16_t *rows, size_t stride, uint3
   }
 }
 
+void add_values(const Loops &loops, const uint16_t *rows, size_t stride, uint32_t count, std::pmr::vector<ChannelSums> *channels) {
+  int64_t units[kMaxDim];
+  loops.sum_values(rows, stride, count, uint32_t(channels->size()), units);
+  for (size_t c = 0; c < channels->size(); c++) (*channels)[c].sum += units[c];
+}
+
+void add_pairs(const PairIndex &index, decltype(Loops::sum_norms) loop, const uint16_t *rows, size_t stride, uint32_t count, UInt128 PairSums::*sum,
+               HeadStatistics *statistics) {
+  uint64_t units[kMaxPairs];
+  loop(rows, stride, count, index.u, index.v, index.pairs, units);
+  for (uint32_t p = 0; p < index.pairs; p++) statistics->pairs[p].*sum += units[p];
+}
+
 // f(first row, rows) for pieces whose sums fit 64 bits.
 template <class F>
 void for_pieces(const uint16_t *rows, size_t stride, size_t count, F &&f) {
@@ -42,13 +55,15 @@ void for_pieces(const uint16_t *rows, size_t stride, size_t count, F &&f) {
 }  // namespace
 
 void add_key_statistics(const HeadShape &shape, const uint16_t *k, size_t stride, size_t count, HeadStatistics *statistics,
-                        const Loops &loops) {
+                        const Loops &loops, uint32_t wanted) {
   const PairIndex index(shape);
-  PairUnits units[kMaxPairs];
   for_pieces(k, stride, count, [&](const uint16_t *rows, uint32_t n) {
-    loops.sum_pairs(rows, stride, n, index.u, index.v, index.pairs, units);
-    for (uint32_t p = 0; p < index.pairs; p++) statistics->pairs[p].k1 += units[p].norm, statistics->pairs[p].k2 += units[p].square;
-    add_channels(loops, rows, stride, n, &statistics->k);
+    if (wanted & kPairNorms) add_pairs(index, loops.sum_norms, rows, stride, n, &PairSums::k1, statistics);
+    if (wanted & kPairSquares) add_pairs(index, loops.sum_squares, rows, stride, n, &PairSums::k2, statistics);
+    if (wanted & kKeyChannels)
+      add_channels(loops, rows, stride, n, &statistics->k);
+    else if (wanted & kKeySums)
+      add_values(loops, rows, stride, n, &statistics->k);
   });
   statistics->nk += count;
 }
@@ -58,12 +73,11 @@ void add_value_statistics(const uint16_t *v, size_t stride, size_t count, HeadSt
 }
 
 void add_query_statistics(const HeadShape &shape, const uint16_t *q, size_t stride, size_t count, HeadStatistics *statistics,
-                          const Loops &loops) {
+                          const Loops &loops, uint32_t wanted) {
   const PairIndex index(shape);
-  PairUnits units[kMaxPairs];
   for_pieces(q, stride, count, [&](const uint16_t *rows, uint32_t n) {
-    loops.sum_pairs(rows, stride, n, index.u, index.v, index.pairs, units);
-    for (uint32_t p = 0; p < index.pairs; p++) statistics->pairs[p].q1 += units[p].norm, statistics->pairs[p].q2 += units[p].square;
+    if (wanted & kPairNorms) add_pairs(index, loops.sum_norms, rows, stride, n, &PairSums::q1, statistics);
+    if (wanted & kPairSquares) add_pairs(index, loops.sum_squares, rows, stride, n, &PairSums::q2, statistics);
   });
   statistics->nq += count;
 }

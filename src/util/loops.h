@@ -24,9 +24,6 @@ struct BookView {
 
 // Exact sums over at most kSumTokens tokens, in units of 2^-24.
 inline constexpr uint32_t kSumTokens = 64;
-struct PairUnits {
-  uint64_t norm, square;  // of sqrt(u*u + v*v) and of u*u + v*v, each term rounded down
-};
 struct ChannelUnits {
   int64_t sum, abs;
   float min, max;
@@ -93,10 +90,12 @@ struct Loops {
   // Bits [from, from + n) of 64 bytes to bits [to, to + n) of 64 others.
   void (*put_bits)(const uint8_t *bytes, uint32_t from, uint32_t n, uint32_t to, uint8_t *out);
 
-  // Over rows x[t * stride], t < rows <= kSumTokens: pairs (u[i], v[i]) of channels, and channels.
-  void (*sum_pairs)(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs,
-                    PairUnits *out);
+  // Over rows x[t * stride], t < rows <= kSumTokens: of pairs (u[i], v[i]) of channels sqrt(u*u + v*v), or u*u + v*v, each term rounded
+  // down; channels, and of these the sums alone.
+  void (*sum_norms)(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint64_t *out);
+  void (*sum_squares)(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint64_t *out);
   void (*sum_channels)(const uint16_t *x, size_t stride, uint32_t rows, uint32_t n, ChannelUnits *out);
+  void (*sum_values)(const uint16_t *x, size_t stride, uint32_t rows, uint32_t n, int64_t *out);
 };
 
 extern const Loops loops_portable;

@@ -501,27 +501,40 @@ void polar_columns(const uint16_t *x, size_t stride, uint32_t rows, const uint32
 
 // ---- sums: a term is cut into integers of at most 20 bits and a sign, whose sums over kSumTokens fit 32 bits
 
-void sum_pairs(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs,
-               PairUnits *out) {
+// row(u*u + v*v) of pairs [p, p + n) in every row.
+template <class Row>
+KVQ_LOOP_INLINE void for_squares(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t n, Row &&row) {
+  const bool straight_u = ascend(u, n), straight_v = ascend(v, n);
+  for (uint32_t t = 0; t < rows; t++) {
+    const VFloat a = gather(x + t * stride, u, n, straight_u), b = gather(x + t * stride, v, n, straight_v);
+    row(a * a + b * b);
+  }
+}
+
+void sum_norms(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint64_t *out) {
   for (uint32_t p = 0; p < pairs; p += kLanes) {
     const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
-    const bool straight_u = ascend(u + p, n), straight_v = ascend(v + p, n);
-    VInt norm[2] = {}, square[3] = {};  // in units of 2^-4, 2^-24; of 2^16, 2^-4, 2^-24
-    for (uint32_t t = 0; t < rows; t++) {
-      const uint16_t *row = x + t * stride;
-      const VFloat a = gather(row, u + p, n, straight_u), b = gather(row, v + p, n, straight_v);
-      const VFloat aa = a * a, bb = b * b, sum = aa + bb, root = square_root(sum);
-      const VInt high = to_int(sum * 0x1p-16f);
-      const VFloat rest = sum - to_float(high) * 0x1p16f;
-      const VInt middle = to_int(rest * 0x1p4f);
-      square[0] += high, square[1] += middle, square[2] += to_int((rest - to_float(middle) * 0x1p-4f) * 0x1p24f);
-      const VInt whole = to_int(root * 0x1p4f);
-      norm[0] += whole, norm[1] += to_int((root - to_float(whole) * 0x1p-4f) * 0x1p24f);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-      out[p + i].norm = (uint64_t(norm[0][i]) << 20) + uint64_t(norm[1][i]);
-      out[p + i].square = (uint64_t(square[0][i]) << 40) + (uint64_t(square[1][i]) << 20) + uint64_t(square[2][i]);
-    }
+    VInt high{}, low{};  // in units of 2^-4, 2^-24
+    for_squares(x, stride, rows, u + p, v + p, n, [&](VFloat square) {
+      const VFloat norm = square_root(square);
+      const VInt whole = to_int(norm * 0x1p4f);
+      high += whole, low += to_int((norm - to_float(whole) * 0x1p-4f) * 0x1p24f);
+    });
+    for (uint32_t i = 0; i < n; i++) out[p + i] = (uint64_t(high[i]) << 20) + uint64_t(low[i]);
+  }
+}
+
+void sum_squares(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint64_t *out) {
+  for (uint32_t p = 0; p < pairs; p += kLanes) {
+    const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
+    VInt high{}, middle{}, low{};  // in units of 2^16, 2^-4, 2^-24
+    for_squares(x, stride, rows, u + p, v + p, n, [&](VFloat square) {
+      const VInt most = to_int(square * 0x1p-16f);
+      const VFloat rest = square - to_float(most) * 0x1p16f;
+      const VInt more = to_int(rest * 0x1p4f);
+      high += most, middle += more, low += to_int((rest - to_float(more) * 0x1p-4f) * 0x1p24f);
+    });
+    for (uint32_t i = 0; i < n; i++) out[p + i] = (uint64_t(high[i]) << 40) + (uint64_t(middle[i]) << 20) + uint64_t(low[i]);
   }
 }
 
@@ -540,28 +553,42 @@ KVQ_LOOP_INLINE void add_halves(VDouble *sum, VFloat v) {
 #endif
 }
 
+// use(t, values) of channels [c, c + width) in every row.
+template <class Use>
+KVQ_LOOP_INLINE void for_channels(const uint16_t *x, size_t stride, uint32_t rows, uint32_t width, Use &&use) {
+  for (uint32_t t = 0; t < rows; t++) {
+    VHalf h{};
+    if (width == kLanes)
+      h = load<VHalf>(x + t * stride);
+    else
+      __builtin_memcpy(&h, x + t * stride, size_t(2) * width);
+    use(t, to_floats(h));
+  }
+}
 // fp64 holds sums of up to 64 fp16 numbers exactly.
+KVQ_LOOP_INLINE int64_t channel_units(const VDouble (&sum)[2], uint32_t i) { return int64_t(sum[i / (kLanes / 2)][i % (kLanes / 2)] * 0x1p24); }
+
 void sum_channels(const uint16_t *x, size_t stride, uint32_t rows, uint32_t n, ChannelUnits *out) {
   for (uint32_t c = 0; c < n; c += kLanes) {
     const uint32_t width = n - c < kLanes ? n - c : kLanes;
     VDouble sum[2] = {}, abs[2] = {};
     VFloat low{}, high{};
-    for (uint32_t t = 0; t < rows; t++) {
-      VHalf h{};
-      if (width == kLanes)
-        h = load<VHalf>(x + t * stride + c);
-      else
-        __builtin_memcpy(&h, x + t * stride + c, size_t(2) * width);
-      const VFloat value = to_floats(h);
+    for_channels(x + c, stride, rows, width, [&](uint32_t t, VFloat value) {
       if (t == 0) low = high = value;
       low = smaller(value, low), high = larger(value, high);
       add_halves(sum, value);
       add_halves(abs, (VFloat)((VInt)value & 0x7fffffff));
-    }
-    for (uint32_t i = 0; i < width; i++) {
-      const uint32_t half = i / (kLanes / 2), lane = i % (kLanes / 2);
-      out[c + i] = {int64_t(sum[half][lane] * 0x1p24), int64_t(abs[half][lane] * 0x1p24), low[i], high[i]};
-    }
+    });
+    for (uint32_t i = 0; i < width; i++) out[c + i] = {channel_units(sum, i), channel_units(abs, i), low[i], high[i]};
+  }
+}
+
+void sum_values(const uint16_t *x, size_t stride, uint32_t rows, uint32_t n, int64_t *out) {
+  for (uint32_t c = 0; c < n; c += kLanes) {
+    const uint32_t width = n - c < kLanes ? n - c : kLanes;
+    VDouble sum[2] = {};
+    for_channels(x + c, stride, rows, width, [&](uint32_t, VFloat value) { add_halves(sum, value); });
+    for (uint32_t i = 0; i < width; i++) out[c + i] = channel_units(sum, i);
   }
 }
 
@@ -588,8 +615,10 @@ constexpr Loops kTable = {
     .value_words = value_words,
     .join_digits = join_digits,
     .put_bits = put_bits,
-    .sum_pairs = sum_pairs,
+    .sum_norms = sum_norms,
+    .sum_squares = sum_squares,
     .sum_channels = sum_channels,
+    .sum_values = sum_values,
 };
 
 }  // namespace
