@@ -1,4 +1,4 @@
-// Vectors of the instruction set that loops_impl.h is compiled for, which alone includes this file: GCC and clang vector extensions, and
+// Vectors of the instruction set that loops_impl.h is compiled for, which alone includes this file, with its part: GCC and clang vector extensions, and
 // an intrinsic where these have no good word for an operation.
 #pragma once
 #include "util/loops.h"

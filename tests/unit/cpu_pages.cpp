@@ -177,6 +177,25 @@ TEST_CASE("raw rows come back rounded by rule 1.4, and copies and sums see them"
     }
     for (uint32_t c = 0; c < 10; c++) CHECK(sums.heads[head].v[c].abs == expected.heads[head].v[c].abs);
   }
+  // Only what is wanted is added up; tokens are counted.
+  for (const uint32_t wanted : {uint32_t(kvq::kPairSquares | kvq::kKeySums), uint32_t(kvq::kPairNorms), uint32_t(kvq::kKeyChannels | kvq::kValueChannels)}) {
+    kvq::LayerStatistics some(std::pmr::get_default_resource());
+    kvq::reset_statistics(pages.shape, &some);
+    some.wanted = wanted;
+    pages.backend->add_statistics(pages.shape, rows, &queries, 10, &some);
+    for (uint32_t head = 0; head < 3; head++) {
+      const kvq::HeadStatistics &got = some.heads[head], &all = sums.heads[head];
+      const auto is = [&](uint32_t what, const auto &part, const auto &whole) { return wanted & what ? part == whole : part == 0; };
+      CHECK(got.nk == all.nk);
+      CHECK(got.nq == all.nq);
+      for (uint32_t p = 0; p < 9; p++) {
+        const kvq::PairSums &a = got.pairs[p], &b = all.pairs[p];
+        CHECK((is(kvq::kPairNorms, a.k1, b.k1) && is(kvq::kPairNorms, a.q1, b.q1) && is(kvq::kPairSquares, a.k2, b.k2) && is(kvq::kPairSquares, a.q2, b.q2)));
+      }
+      for (uint32_t c = 0; c < 18; c++) CHECK((is(kvq::kKeySums | kvq::kKeyChannels, got.k[c].sum, all.k[c].sum) && is(kvq::kKeyChannels, got.k[c].abs, all.k[c].abs)));
+      for (uint32_t c = 0; c < 10; c++) CHECK((is(kvq::kValueChannels, got.v[c].sum, all.v[c].sum) && is(kvq::kValueChannels, got.v[c].abs, all.v[c].abs)));
+    }
+  }
   void *copy = pages.allocate(pages.backend->raw_page_bytes(pages.shape));
   pages.backend->copy_rows(pages.shape, rows[1].page, 6, copy, 30, 2);
   std::vector<uint16_t> a(36), b(36);
