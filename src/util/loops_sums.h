@@ -20,37 +20,32 @@ KVQ_LOOP_INLINE VFloat gather(const uint16_t *row, const uint32_t *index, uint32
   return to_floats(h);
 }
 
+// use(t, a, b) of n pairs (u, v) of channels in every row t.
+template <class Use>
+KVQ_LOOP_INLINE void for_pairs(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t n, Use &&use) {
+  const bool straight_u = ascend(u, n), straight_v = ascend(v, n);
+  for (uint32_t t = 0; t < rows; t++) use(t, gather(x + t * stride, u, n, straight_u), gather(x + t * stride, v, n, straight_v));
+}
+
 void polar_columns(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint16_t *out) {
   for (uint32_t p = 0; p < pairs; p += kLanes) {
     const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
-    const bool straight_u = ascend(u + p, n), straight_v = ascend(v + p, n);
-    for (uint32_t t = 0; t < rows; t++) {
-      const VFloat a = gather(x + t * stride, u + p, n, straight_u), b = gather(x + t * stride, v + p, n, straight_v);
+    for_pairs(x, stride, rows, u + p, v + p, n, [&](uint32_t t, VFloat a, VFloat b) {
       const VHalf radius = to_halves(smaller(square_root(a * a + b * b), all(65504.0f))), angle = to_halves(polar_angle(a, b));
       uint16_t *at = out + size_t(t) * 2 * pairs + p;
       __builtin_memcpy(at, &radius, 2 * n), __builtin_memcpy(at + pairs, &angle, 2 * n);
-    }
+    });
   }
 }
 
 // ---- sums: a term is cut into integers of at most 20 bits and a sign, whose sums over kSumTokens fit 32 bits
 
-// row(u*u + v*v) of pairs [p, p + n) in every row.
-template <class Row>
-KVQ_LOOP_INLINE void for_squares(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t n, Row &&row) {
-  const bool straight_u = ascend(u, n), straight_v = ascend(v, n);
-  for (uint32_t t = 0; t < rows; t++) {
-    const VFloat a = gather(x + t * stride, u, n, straight_u), b = gather(x + t * stride, v, n, straight_v);
-    row(a * a + b * b);
-  }
-}
-
 void sum_norms(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t *u, const uint32_t *v, uint32_t pairs, uint64_t *out) {
   for (uint32_t p = 0; p < pairs; p += kLanes) {
     const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
     VInt high{}, low{};  // in units of 2^-4, 2^-24
-    for_squares(x, stride, rows, u + p, v + p, n, [&](VFloat square) {
-      const VFloat norm = square_root(square);
+    for_pairs(x, stride, rows, u + p, v + p, n, [&](uint32_t, VFloat a, VFloat b) {
+      const VFloat norm = square_root(a * a + b * b);
       const VInt whole = to_int(norm * 0x1p4f);
       high += whole, low += to_int((norm - to_float(whole) * 0x1p-4f) * 0x1p24f);
     });
@@ -62,7 +57,8 @@ void sum_squares(const uint16_t *x, size_t stride, uint32_t rows, const uint32_t
   for (uint32_t p = 0; p < pairs; p += kLanes) {
     const uint32_t n = pairs - p < kLanes ? pairs - p : kLanes;
     VInt high{}, middle{}, low{};  // in units of 2^16, 2^-4, 2^-24
-    for_squares(x, stride, rows, u + p, v + p, n, [&](VFloat square) {
+    for_pairs(x, stride, rows, u + p, v + p, n, [&](uint32_t, VFloat a, VFloat b) {
+      const VFloat square = a * a + b * b;
       const VInt most = to_int(square * 0x1p-16f);
       const VFloat rest = square - to_float(most) * 0x1p16f;
       const VInt more = to_int(rest * 0x1p4f);

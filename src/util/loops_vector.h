@@ -1,5 +1,5 @@
-// Vectors of the instruction set that loops_impl.h is compiled for, which alone includes this file, with its part: GCC and clang vector extensions, and
-// an intrinsic where these have no good word for an operation.
+// Vectors of the instruction set that loops_impl.h is compiled for, which alone includes this file and loops_sums.h: GCC and clang vector
+// extensions, and an intrinsic where these have no good word for an operation.
 #pragma once
 #include "util/loops.h"
 
